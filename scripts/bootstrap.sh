@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Prepares this checkout for `make demo`, `make test`, `make lint` and `make bench`: a virtual environment with the pinned
+# packages, and the Prometheus, Alertmanager and shellcheck programs. Does nothing that is done already. Called by the
+# Makefile; needs no root, and starts no system service.
+#
+# usage: scripts/bootstrap.sh [venv|programs|shellcheck ...]
+#   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
+#   VENV=…          folder of the virtual environment (default: .venv in this checkout)
+#   PROGRAMS_DIR=…  where unpacked programs go (default: .programs in this checkout)
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${VENV:-$root/.venv}
+programs=${PROGRAMS_DIR:-$root/.programs}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() {
+  say "$*"
+  exit 1
+}
+
+suitable() {
+  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1
+}
+
+choose_python() {
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    suitable "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.10 to 3.12. Name one that is, or leave PYTHON unset."
+    printf '%s' "$PYTHON"
+    return
+  fi
+  for candidate in python3.11 python3.12 python3.10 python3; do
+    if suitable "$candidate"; then
+      printf '%s' "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.10, 3.11 or 3.12 found. On Debian or Ubuntu: apt install python3 python3-venv."
+}
+
+fingerprint() { cat "$root/pyproject.toml" "$root/requirements/constraints.txt" | sha256sum | cut -d' ' -f1; }
+
+make_venv() {
+  local want python
+  want=$(fingerprint)
+  if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.verl-sentinel" 2>/dev/null)" = "$want $root" ]; then
+    return
+  fi
+  if [ ! -x "$venv/bin/python" ]; then
+    python=$(choose_python)
+    say "making a virtual environment with $("$python" --version) in ${venv#"$root"/}"
+    if ! "$python" -m venv "$venv" >"$root/.setup.log" 2>&1; then
+      rm -rf "$venv"
+      cat "$root/.setup.log" >&2
+      die "the virtual environment could not be made. On Debian or Ubuntu: apt install python3-venv, then again."
+    fi
+  fi
+  say "installing pinned packages (the first time a few minutes; log in .setup.log)"
+  # torch goes first and by its pinned version alone: whatever build of it the local index offers for that version (a CPU
+  # build where there is one) is then kept, because everything after it is satisfied by what is installed.
+  if ! {
+    "$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/requirements/constraints.txt" torch==2.13.0 &&
+      "$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/requirements/constraints.txt" \
+        -e "$root[demo,dev]"
+  } >"$root/.setup.log" 2>&1; then
+    tail -n 15 "$root/.setup.log" >&2
+    die "the packages could not be installed; the whole log is in .setup.log."
+  fi
+  printf '%s' "$want $root" >"$venv/.verl-sentinel"
+}
+
+# have NAME: is a program there, on the PATH or unpacked by an earlier call?
+have() { command -v "$1" >/dev/null 2>&1 || [ -x "$programs/usr/bin/$1" ]; }
+
+# unpack PACKAGE: takes a Debian package apart into $programs. Not `apt-get install`: that needs root and would start a
+# Prometheus service of its own on this machine, which nobody asked for.
+unpack() {
+  local package=$1 work
+  command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1 || return 1
+  work=$(mktemp -d)
+  # apt's download sandbox user must be able to write here.
+  chmod 0777 "$work"
+  if ! (cd "$work" && apt-get download "$package" >"$work/log" 2>&1); then
+    # The package lists may be missing or old; only root may fetch them.
+    if [ "$(id -u)" != 0 ] || ! apt-get update >"$work/log" 2>&1 || ! (cd "$work" && apt-get download "$package" >>"$work/log" 2>&1); then
+      rm -rf "$work"
+      return 1
+    fi
+  fi
+  mkdir -p "$programs"
+  dpkg-deb -x "$work"/*.deb "$programs"
+  rm -rf "$work"
+}
+
+# get_program PROGRAM PACKAGE PURPOSE: missing programs are no error here; who needs one says so.
+get_program() {
+  have "$1" && return
+  if unpack "$2" && have "$1"; then
+    say "unpacked $1 from the package $2 into ${programs#"$root"/}"
+  else
+    say "$1 is missing and could not be had by apt ($3). Install it yourself: apt install $2"
+  fi
+}
+
+[ $# -gt 0 ] || set -- venv programs
+for part in "$@"; do
+  case $part in
+    venv) make_venv ;;
+    programs)
+      get_program prometheus prometheus "without it the loop runs through the exporter's own fast path"
+      get_program promtool prometheus "without it the rules are not checked"
+      get_program prometheus-alertmanager prometheus-alertmanager "without it the loop runs through the exporter's own fast path"
+      get_program amtool prometheus-alertmanager "without it the routes are not checked"
+      ;;
+    shellcheck) get_program shellcheck shellcheck "without it the shell scripts are not checked" ;;
+    *) die "unknown part '$part'; known: venv, programs, shellcheck." ;;
+  esac
+done
