@@ -1,0 +1,165 @@
+"""The record of one recovery: its stage, its times, its evidence. Stored as one row, shown by the API as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from exporter.protocol import Command
+from exporter.recovery.policy import Action, Mode
+
+Stage = Literal[
+    "planned",
+    "awaiting_approval",
+    "commanded",
+    "stopping",
+    "starting",
+    "verifying",
+    "succeeded",
+    "failed",
+    "refused",
+    "observed",
+]
+
+ACTIVE: tuple[Stage, ...] = ("planned", "awaiting_approval", "commanded", "stopping", "starting", "verifying")
+"""A run has at most one recovery in these stages; the store enforces it with a unique index."""
+
+COMMANDED: tuple[Stage, ...] = ("commanded", "stopping", "starting")
+"""Stages in which the supervisor is handed the command, again and again, until it reports the end of it."""
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Unix seconds by the exporter's clock; None for what has not happened (a crashed trainer is not stopped)."""
+
+    alert_received: float | None = None
+    planned: float | None = None
+    approved: float | None = None
+    command_delivered: float | None = None
+    """First time that the command was handed out in a push answer."""
+    accepted: float | None = None
+    stopping: float | None = None
+    stopped: float | None = None
+    starting: float | None = None
+    started: float | None = None
+    first_healthy_step: float | None = None
+    succeeded: float | None = None
+    finished: float | None = None
+    """End of the recovery, however it ended."""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan, and how far it has been carried out."""
+
+    id: str
+    """Also the id of the command."""
+    run_id: str
+    attempt: int
+    """The attempt that failed."""
+    mode: Mode
+    action: Action
+    stage: Stage
+    stage_since: float
+    reason: str
+    """Why it was planned, one sentence."""
+    outcome: str = ""
+    """Why it ended as it did, one sentence; empty while active."""
+    refused_by_policy: bool = False
+    """Refused because of the budget, not by a person: somebody has to be told."""
+
+    fingerprint: str = ""
+    starts_at: str = ""
+    incidents: tuple[dict[str, Any], ...] = ()
+    """Evidence: the verdict numbers of the incidents at the moment of the plan, and of those that joined later."""
+    incident_keys: tuple[str, ...] = ()
+
+    onset: int | None = None
+    not_after_step: int | None = None
+    planned_target_step: int | None = None
+    planned_target_path: str = ""
+    target_step: int | None = None
+    """What the supervisor really restored."""
+    target_path: str = ""
+
+    new_attempt: int | None = None
+    progress: str = ""
+    """Last state that the supervisor reported for the command."""
+    command_closed: bool = False
+    """The supervisor has reported the end of the command, so it is handed out no more."""
+    last_step: int | None = None
+    """Newest step counted of the new attempt, so that a step that is delivered twice counts once."""
+    last_healthy_at: float | None = None
+    healthy_steps: int = 0
+    """In a row, past the target."""
+    unhealthy_steps: int = 0
+    first_healthy_step: int | None = None
+    resolved_by: str = ""
+    """Who approved or refused it."""
+    acknowledged_by: str = ""
+    """Who has taken note of its failure."""
+    times: Timeline = Timeline()
+
+    @property
+    def active(self) -> bool:
+        return self.stage in ACTIVE
+
+    @property
+    def needs_a_person(self) -> bool:
+        """It ended badly and nobody has acknowledged that: ``verl_recovery_failed`` is 1."""
+        return (self.stage == "failed" or self.refused_by_policy) and not self.acknowledged_by
+
+    @property
+    def resumed_from(self) -> int | None:
+        """The restored step: what the supervisor reported, else what was planned."""
+        return self.target_step if self.target_step is not None else self.planned_target_step
+
+    def command(self) -> Command:
+        """What the supervisor is asked for. The limit is the target itself: newer checkpoints were turned down."""
+        limit = self.planned_target_step if self.planned_target_step is not None else self.not_after_step
+        return Command(
+            id=self.id,
+            run_id=self.run_id,
+            attempt=self.attempt,
+            action=self.action,
+            reason=self.reason,
+            not_after_step=limit,
+            target_step=self.planned_target_step,
+            issued_at=self.times.approved or self.times.planned or 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The engine's answer to one alert or incident; ``reason`` is a sentence for the log and the webhook's answer."""
+
+    outcome: Literal["planned", "observed", "attached", "pending", "refused", "duplicate", "resolved", "ignored"]
+    reason: str
+    recovery_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What ``/metrics`` and the run's page show of its recoveries."""
+
+    active: Recovery | None = None
+    last: Recovery | None = None
+    failed: bool = False
+    awaiting_approval: bool = False
+    in_progress: bool = False
+    """Active and past approval."""
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    """Number of ended recoveries by stage, for ``verl_recoveries_total{run,outcome}``."""
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the append-only audit log."""
+
+    id: int
+    at: float
+    run_id: str
+    recovery_id: str
+    kind: str
+    summary: str
+    data: dict[str, Any]
