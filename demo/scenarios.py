@@ -1,0 +1,65 @@
+"""What can go wrong in the demo, and what has to follow. Read by :mod:`demo.run`, shown by ``python -m demo --help``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One fault with a real cause in the real trainer (see :mod:`demo.faults`), and what the loop owes."""
+
+    name: str
+    summary: str
+    fault_step: int | None
+    """First step that the fault touches; None for a run without one."""
+    steps: int
+    """Length of the training; a run with a fault is ended before, once it has recovered."""
+    detectors: frozenset[str] = frozenset()
+    """Detectors of which at least one has to find it."""
+
+    @property
+    def expects_recovery(self) -> bool:
+        return self.fault_step is not None
+
+
+_ALL = (
+    Scenario(
+        "learning_rate",
+        "the optimizer's rate is multiplied by a large factor: KL, gradient and entropy go",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"surge", "gradient_instability", "non_finite"}),
+    ),
+    Scenario(
+        "nan",
+        "one weight of the policy becomes NaN",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"non_finite"}),
+    ),
+    Scenario(
+        "hang",
+        "the rollout server stops answering, nothing is logged any more",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"stalled_phase"}),
+    ),
+    Scenario(
+        "rollout_errors",
+        "a share of the rollout requests fails, which the trainer does not tell",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"rollout_failures"}),
+    ),
+    Scenario(
+        "crash",
+        "a worker is killed with SIGKILL",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"trainer_exited"}),
+    ),
+    Scenario("healthy", "nothing goes wrong: no page, no rollback", fault_step=None, steps=100),
+)
+
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
