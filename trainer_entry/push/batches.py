@@ -1,0 +1,117 @@
+"""From what the training side handed over to encoded batches. Used by :mod:`trainer_entry.push.client`'s thread.
+
+The training thread only copies references; values are looked at here, later, on the push thread: numpy scalars and
+zero-dimensional tensors become floats, and what is not a number is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from exporter.protocol import (
+    PROTOCOL_VERSION,
+    Batch,
+    Event,
+    GpuReading,
+    Number,
+    PhaseReport,
+    Role,
+    RolloutCounts,
+    Run,
+    Sender,
+    Step,
+    encode,
+)
+
+MAX_STEPS = 64
+"""Steps in one batch; with 150 metrics each that is about 300 kB."""
+MAX_EVENTS = 128
+MAX_METRICS = 5000
+MAX_KEY_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RawStep:
+    """A step as the trainer logged it, values untouched; ``time`` is Unix seconds."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    time: float
+
+
+Item = Union[RawStep, Event]  # noqa: UP007 - evaluated at run time, on Python 3.10, from a Union
+
+
+class BatchWriter:
+    """Numbers the batches of one process life, from 1. Not thread-safe; seq order is the order of the calls."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+        self._seq = 0
+
+    def items(self, run: Run, items: Sequence[Item], *, now: float) -> Iterable[bytes]:
+        """Encode steps and events of one run, in as many batches as their number asks for."""
+        steps: list[Step] = []
+        events: list[Event] = []
+        for item in items:
+            if isinstance(item, RawStep):
+                steps.append(Step(step=item.step, metrics=numbers(item.metrics), time=item.time))
+            else:
+                events.append(item)
+            if len(steps) >= MAX_STEPS or len(events) >= MAX_EVENTS:
+                yield self._encode(run, now, steps=steps, events=events)
+                steps, events = [], []
+        if steps or events:
+            yield self._encode(run, now, steps=steps, events=events)
+
+    def heartbeat(
+        self,
+        run: Run,
+        *,
+        now: float,
+        phase: PhaseReport | None = None,
+        rollout: RolloutCounts | None = None,
+        gpus: Sequence[GpuReading] = (),
+    ) -> bytes:
+        """Encode what is only true now, and is not kept for later."""
+        return self._encode(run, now, phase=phase, rollout=rollout, gpus=list(gpus))
+
+    def _encode(self, run: Run, now: float, **parts: Any) -> bytes:
+        self._seq += 1
+        return encode(
+            Batch(protocol=PROTOCOL_VERSION, run=run, sender=self.sender, seq=self._seq, sent_at=now, **parts)
+        )
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, Number]:
+    """The metrics that are numbers, as floats; NaN and infinities stay what they are.
+
+    >>> numbers({"loss": 1, "done": True, "nan": float("nan"), "text": "0.5", "list": [1.0]})
+    {'loss': 1.0, 'done': 1.0, 'nan': nan}
+    """
+    found: dict[str, Number] = {}
+    for key, value in metrics.items():
+        if len(found) >= MAX_METRICS:
+            break
+        if type(value) is float:
+            found[str(key)[:MAX_KEY_LENGTH]] = value
+            continue
+        if value is None or isinstance(value, (str, bytes, list, tuple, dict, set)):
+            continue
+        try:
+            found[str(key)[:MAX_KEY_LENGTH]] = float(value)
+        except Exception:  # noqa: BLE001 - any object may be logged as a metric; one without a number is left out
+            continue
+    return found
+
+
+def new_sender(role: Role) -> Sender:
+    """An id that no other process life has: role, host, pid and eight random hexadecimal digits."""
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())[:48].strip("-") or "host"
+    return Sender(id=f"{role}-{host}-{os.getpid()}-{secrets.token_hex(4)}", role=role)

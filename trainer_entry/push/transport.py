@@ -1,0 +1,142 @@
+"""One POST to the exporter and what its answer means. Used by :mod:`trainer_entry.push.client`, from its one thread.
+
+Standard library only, one kept-alive connection, and a time limit on every wait, because the exporter may be slow,
+hung or gone. Nothing here decides what happens to the batch; that is the client's part.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Command, ErrorAnswer, PushAnswer
+
+Verdict = Literal["accepted", "refused", "unauthorized", "later", "unreachable"]
+
+_Answer = TypeVar("_Answer", PushAnswer, ErrorAnswer)
+
+MAX_ANSWER_BYTES = 1024 * 1024
+MAX_RETRY_AFTER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What became of one POST.
+
+    ``accepted``: forget the batch. ``refused``: the exporter will never take it. ``unauthorized``: the token is
+    wrong, the batch is fine. ``later``: the exporter asks for patience (``retry_after`` seconds, where it said so) or
+    failed inside. ``unreachable``: no answer in time.
+    """
+
+    verdict: Verdict
+    status: int = 0
+    detail: str = ""
+    retry_after: float | None = None
+    command: Command | None = None
+
+
+class Transport:
+    """A kept-alive connection to ``<url>/api/v1/push``. ``bearer`` is asked for the token at each POST."""
+
+    def __init__(self, url: str, bearer: Callable[[], str], *, timeout: float) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._path = parts.path.rstrip("/") + PUSH_PATH
+        self._bearer = bearer
+        self._timeout = timeout
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, payload: bytes, *, timeout: float | None = None) -> Reply:
+        """Send one encoded batch. Never raises for anything that the network or the other side does."""
+        limit = self._timeout if timeout is None else max(0.05, min(timeout, self._timeout))
+        for attempt in (1, 2):
+            reused = self._connection is not None
+            try:
+                return self._exchange(payload, limit)
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
+                self.close()
+                # A server may close an idle connection at any time; only a fresh one that breaks says something.
+                if attempt == 2 or not reused:
+                    return Reply("unreachable", detail=f"{type(error).__name__}: {error}")
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.close()
+                return Reply("unreachable", detail=f"{type(error).__name__}: {error}")
+        raise AssertionError("the second attempt returns")
+
+    def close(self) -> None:
+        """Drop the connection; the next POST opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _exchange(self, payload: bytes, limit: float) -> Reply:
+        connection = self._connection
+        if connection is None:
+            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            connection = self._connection = kind(self._host, self._port, timeout=limit)
+        elif connection.sock is not None:
+            connection.sock.settimeout(limit)
+        headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, "User-Agent": "verl-sentinel"}
+        token = self._bearer()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        connection.request("POST", self._path, body=payload, headers=headers)
+        response = connection.getresponse()
+        body = response.read(MAX_ANSWER_BYTES)
+        if not response.isclosed():
+            self.close()
+        return _judge(
+            response.status, response.headers.get("Content-Type", ""), response.headers.get("Retry-After"), body
+        )
+
+
+def _judge(status: int, content_type: str, retry_after: str | None, body: bytes) -> Reply:
+    if 200 <= status < 300:
+        answer = _decode(body, content_type, PushAnswer)
+        if answer is None:
+            return Reply(
+                "later", status, f"answered {status} with a body that is no push answer; is this the exporter?"
+            )
+        return Reply("accepted", status, command=answer.command)
+    told = _decode(body, content_type, ErrorAnswer)
+    detail = f"{status}: {told.reason}" + (f" ({told.where})" if told.where else "") if told else f"status {status}"
+    if status in (401, 403):
+        return Reply("unauthorized", status, detail)
+    if status in (408, 429) or status >= 500:
+        return Reply("later", status, detail, retry_after=_seconds(retry_after))
+    if 400 <= status < 500:
+        return Reply("refused", status, detail)
+    return Reply("later", status, f"{detail}, which is no answer to a push; is this the exporter?")
+
+
+def _decode(body: bytes, content_type: str, kind: type[_Answer]) -> _Answer | None:
+    media = content_type.split(";", 1)[0].strip().lower()
+    try:
+        return msgspec.json.decode(body, type=kind) if media == JSON else msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Seconds of a Retry-After header (a number or a date), bounded so that no answer silences a run."""
+    if not retry_after:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS) if not math.isnan(seconds) else None
