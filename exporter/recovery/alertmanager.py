@@ -31,8 +31,8 @@ _decoder = msgspec.json.Decoder(_Webhook)
 def alerts_from_webhook(body: bytes) -> tuple[Alert, ...]:
     """The alerts of one webhook call, in its order.
 
-    Raises ``msgspec.ValidationError`` (a sentence with the path of the offending field) or ``msgspec.DecodeError`` where
-    the body is not JSON.
+    Raises ``msgspec.ValidationError`` (a sentence with the path of the offending field) or ``msgspec.DecodeError``
+    where the body is not JSON.
     """
     webhook = _decoder.decode(body)
     if len(webhook.alerts) > MAX_ALERTS:

@@ -1,76 +1,241 @@
-"""The recovery engine: takes alerts and the supervisor's reports, keeps one durable recovery a run, hands out its command.
+"""The recovery engine: takes alerts and reports, keeps one durable recovery a run, hands out its command.
 
 Called by ``exporter.service`` (webhook, ingest, push answer, operator API) and by the app's one-second tick. It reads no
-clock: every call brings ``now`` in Unix seconds of the exporter's clock. Every call is one transaction, and every call is
-idempotent, so the journal may be replayed into it after a crash.
+clock: every call brings ``now`` in Unix seconds of the exporter's clock. Every call is one transaction and idempotent,
+so the journal may be replayed into it after a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
 
 from exporter.protocol import AttemptExited, AttemptStarted, Command, CommandProgress
+from exporter.recovery import progress as stages
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
+from exporter.recovery.judging import AlertJudge
+from exporter.recovery.plan import evidence_for, incident_data, is_enough
 from exporter.recovery.policy import RecoveryPolicy
-from exporter.recovery.record import AuditEntry, Decision, Recovery, RunState
+from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
 from exporter.recovery.store import RecoveryStore
+
+
+class WrongStage(ValueError):
+    """An operator asked for what the recovery's stage does not allow; the message is a sentence."""
 
 
 class RecoveryEngine:
     """Thread-safe; no method blocks for longer than one SQLite transaction."""
 
-    def __init__(self, store: RecoveryStore, policy: RecoveryPolicy) -> None: ...
+    def __init__(self, store: RecoveryStore, policy: RecoveryPolicy) -> None:
+        self._store = store
+        self._policy = policy
+        self._judge = AlertJudge(store, policy)
+        self._lock = threading.RLock()
+        self._alive_since: float | None = None
+
+    @property
+    def policy(self) -> RecoveryPolicy:
+        return self._policy
 
     def on_alert(self, alert: Alert, facts: RunFacts | None, now: float) -> Decision:
         """One alert of a webhook; ``facts`` is None for a run that the exporter does not know. Answer 2xx after it."""
-        raise NotImplementedError
+        with self._lock, self._store.transaction():
+            return self._judge.judge(alert, facts, now)
 
     def on_incident(self, incident: OpenIncident, facts: RunFacts, now: float) -> Decision | None:
-        """An incident was opened or became worse. In direct mode it triggers; else pending alerts are judged again."""
-        raise NotImplementedError
+        """An incident was opened or became worse.
+
+        In direct mode it triggers as an alert would, and the answer is its decision. Otherwise alerts that wait for a
+        second signal are judged again, and the answer is None.
+        """
+        with self._lock, self._store.transaction():
+            self._fail_on_relapse(facts, now)
+            if self._policy.trigger == "direct" and self._policy.action_for(incident) is not None:
+                return self._judge.judge(_own_alert(incident), facts, now)
+            self._judge.judge_pending(facts, now)
+            return None
 
     def on_progress(self, run_id: str, progress: CommandProgress, now: float) -> None:
         """The supervisor says how far it is with a command."""
-        raise NotImplementedError
+        with self._lock, self._store.transaction():
+            recovery = self._store.active(run_id)
+            if recovery is not None and recovery.id == progress.command_id:
+                self._move(recovery, stages.after_command(recovery, progress, now), now)
 
     def on_attempt(self, run_id: str, event: AttemptStarted | AttemptExited, attempt: int, now: float) -> None:
         """The supervisor says that attempt ``attempt`` (of the batch's run) started or exited."""
-        raise NotImplementedError
+        with self._lock, self._store.transaction():
+            recovery = self._store.active(run_id)
+            if recovery is None:
+                return
+            if isinstance(event, AttemptStarted):
+                self._move(recovery, stages.after_start(recovery, event, attempt, now), now)
+            else:
+                self._move(recovery, stages.after_exit(recovery, event, attempt, now), now)
 
     def on_step(self, run_id: str, attempt: int, step: int, healthy: bool, now: float) -> None:
         """A finished step; ``healthy`` when no step detector's verdict of it is critical. Cheap without a recovery."""
-        raise NotImplementedError
+        with self._lock:
+            recovery = self._store.active(run_id)
+            if recovery is None:
+                return
+            new = stages.after_step(recovery, attempt, step, now, healthy=healthy, needed=self._policy.success_steps)
+            with self._store.transaction():
+                self._move(recovery, new, now)
 
     def pending_command(self, run_id: str, now: float) -> Command | None:
-        """The command to put into the answer to the supervisor's push (role ``supervisor`` only)."""
-        raise NotImplementedError
+        """The command to put into the answer to the supervisor's push (role ``supervisor`` only).
+
+        It is handed out until the supervisor reports its end; its id is the same every time.
+        """
+        with self._lock:
+            recovery = self._store.active(run_id)
+            if recovery is None or recovery.stage not in COMMANDED or recovery.command_closed:
+                return None
+            if recovery.times.command_delivered is None:
+                with self._store.transaction():
+                    self._move(recovery, stages.at_times(recovery, command_delivered=now), now)
+            return recovery.command()
 
     def approve(self, recovery_id: str, who: str, now: float) -> Recovery:
         """Raises ``KeyError`` for an unknown id, ``WrongStage`` (a sentence) if it does not wait for approval."""
-        raise NotImplementedError
+
+        def change(recovery: Recovery) -> Recovery:
+            approved = stages.at_times(replace(recovery, resolved_by=who), approved=now, commanded=now)
+            return stages.to_stage(approved, "commanded", now)
+
+        return self._operate(recovery_id, now, ("awaiting_approval",), change)
 
     def refuse(self, recovery_id: str, who: str, now: float) -> Recovery:
         """As :meth:`approve`; nothing is commanded, and the incidents behind it trigger no other recovery."""
-        raise NotImplementedError
+
+        def change(recovery: Recovery) -> Recovery:
+            return stages.ended(recovery, "refused", f"{who} refused it.", now, resolved_by=who)
+
+        return self._operate(recovery_id, now, ("awaiting_approval",), change)
 
     def acknowledge(self, recovery_id: str, who: str, now: float) -> Recovery:
         """A person has seen that it failed: ``verl_recovery_failed`` goes back to 0. Same errors."""
-        raise NotImplementedError
+        return self._operate(
+            recovery_id, now, ("failed", "refused"), lambda recovery: replace(recovery, acknowledged_by=who)
+        )
 
     def tick(self, facts_by_run: Mapping[str, RunFacts], now: float) -> None:
         """Once a second: deadlines, alerts that wait for agreement or cooldown, plans whose incidents are gone."""
-        raise NotImplementedError
+        with self._lock, self._store.transaction():
+            if self._alive_since is None:
+                self._alive_since = now
+                self._store.forget_alerts(now)
+            for recovery in self._store.all_active():
+                late = stages.overdue(recovery, self._policy.deadlines, self._alive_since, now)
+                if late is not None:
+                    self._move(recovery, stages.ended(recovery, "failed", late, now), now)
+            for facts in facts_by_run.values():
+                self._withdraw(facts, now)
+                self._fail_on_relapse(facts, now)
+                self._judge.judge_pending(facts, now)
 
     def recoveries(self, limit: int = 100) -> list[Recovery]:
         """Newest first."""
-        raise NotImplementedError
+        with self._lock:
+            return self._store.newest(limit)
 
     def get(self, recovery_id: str) -> Recovery | None:
-        raise NotImplementedError
+        with self._lock:
+            return self._store.get(recovery_id)
 
     def audit(self, limit: int = 100) -> list[AuditEntry]:
         """Newest first."""
-        raise NotImplementedError
+        with self._lock:
+            return self._store.audit(limit)
 
     def state_of(self, run_id: str) -> RunState:
-        raise NotImplementedError
+        """For ``/metrics`` and the run's page."""
+        with self._lock:
+            active = self._store.active(run_id)
+            last = self._store.last(run_id)
+            result = self._store.last_with_result(run_id)
+            outcomes = self._store.outcomes(run_id)
+        return RunState(
+            active=active,
+            last=last,
+            failed=result is not None and result.needs_a_person,
+            awaiting_approval=active is not None and active.stage == "awaiting_approval",
+            in_progress=active is not None and active.stage != "awaiting_approval",
+            outcomes=outcomes,
+        )
+
+    def _operate(
+        self, recovery_id: str, now: float, stages_allowed: tuple[str, ...], change: Callable[[Recovery], Recovery]
+    ) -> Recovery:
+        with self._lock, self._store.transaction():
+            recovery = self._store.get(recovery_id)
+            if recovery is None:
+                raise KeyError(recovery_id)
+            if recovery.stage not in stages_allowed:
+                needed = " or ".join(stage.replace("_", " ") for stage in stages_allowed)
+                stage = recovery.stage.replace("_", " ")
+                raise WrongStage(f"Recovery {recovery_id} is {stage}; this is only possible while it is {needed}.")
+            return self._move(recovery, change(recovery), now)
+
+    def _move(self, old: Recovery, new: Recovery | None, now: float) -> Recovery:
+        """Store the next record with its audit line. None, or what changes nothing, leaves both alone."""
+        if new is None or new == old:
+            return old
+        self._store.save(new)
+        changed = difference(old, new)
+        # A step that is only counted is no decision; the count is in the line of the stage that it leads to.
+        if new.stage != old.stage or not set(changed) <= {"last_step", "last_healthy_at", "healthy_steps"}:
+            summary = new.outcome if new.outcome and new.stage != old.stage else f"{old.stage} -> {new.stage}"
+            self._store.note(now, new.run_id, new.id, new.stage, summary, data=changed)
+        return new
+
+    def _withdraw(self, facts: RunFacts, now: float) -> None:
+        """A plan that waits for a person is taken back when its reason is gone: approving it later would do harm."""
+        recovery = self._store.active(facts.run_id)
+        if recovery is None or recovery.stage != "awaiting_approval":
+            return
+        open_keys = {incident.key for incident in facts.incidents}
+        if facts.attempt != recovery.attempt:
+            outcome = f"Withdrawn: attempt {facts.attempt} was started meanwhile."
+        elif not open_keys.intersection(recovery.incident_keys):
+            outcome = "Withdrawn: its incidents are resolved."
+        else:
+            return
+        self._move(recovery, stages.ended(recovery, "refused", outcome, now), now)
+
+    def _fail_on_relapse(self, facts: RunFacts, now: float) -> None:
+        """The new attempt shows a failure that would itself be worth a recovery: another restart is no answer to it."""
+        recovery = self._store.active(facts.run_id)
+        if recovery is None or recovery.stage != "verifying" or facts.attempt <= recovery.attempt:
+            return
+        found = [i for i in facts.incidents if i.attempt == facts.attempt and self._policy.action_for(i) is not None]
+        if not found or not is_enough(evidence := evidence_for(found[0], facts, self._policy), self._policy):
+            return
+        findings = "; ".join(incident.summary for incident in evidence)
+        new = stages.ended(
+            recovery,
+            "failed",
+            f"Attempt {facts.attempt} failed too: {findings}",
+            now,
+            incidents=(*recovery.incidents, *(incident_data(incident) for incident in evidence)),
+            incident_keys=(*recovery.incident_keys, *(incident.key for incident in evidence)),
+        )
+        self._move(recovery, new, now)
+
+
+def _own_alert(incident: OpenIncident) -> Alert:
+    """What the exporter says to itself in direct mode; its identity is the incident in its attempt."""
+    labels = {
+        "run": incident.run_id,
+        "detector": incident.detector,
+        "signal": incident.signal,
+        "severity": incident.severity.label,
+        "action": "rollback",
+    }
+    return Alert(
+        fingerprint=f"incident:{incident.key}", starts_at=str(incident.opened_at), status="firing", labels=labels
+    )

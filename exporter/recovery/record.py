@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from exporter.protocol import Command
+from exporter.protocol import Command, json_number
 from exporter.recovery.policy import Action, Mode
 
 Stage = Literal[
@@ -37,6 +38,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     alert_received: float | None = None
     planned: float | None = None
     approved: float | None = None
+    commanded: float | None = None
+    """The command was ready to be handed out; this is what counts against the budget."""
     command_delivered: float | None = None
     """First time that the command was handed out in a push answer."""
     accepted: float | None = None
@@ -79,6 +82,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     not_after_step: int | None = None
     planned_target_step: int | None = None
     planned_target_path: str = ""
+    without_target: bool = False
+    """A rollback was due, but no checkpoint was eligible: the run is stopped and the recovery fails."""
     target_step: int | None = None
     """What the supervisor really restored."""
     target_path: str = ""
@@ -106,6 +111,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage in ACTIVE
 
     @property
+    def has_result(self) -> bool:
+        """It succeeded, or a person has to be told of it; what was refused or observed says nothing of the run."""
+        return self.stage in ("succeeded", "failed") or self.refused_by_policy
+
+    @property
     def needs_a_person(self) -> bool:
         """It ended badly and nobody has acknowledged that: ``verl_recovery_failed`` is 1."""
         return (self.stage == "failed" or self.refused_by_policy) and not self.acknowledged_by
@@ -126,15 +136,18 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
             reason=self.reason,
             not_after_step=limit,
             target_step=self.planned_target_step,
-            issued_at=self.times.approved or self.times.planned or 0.0,
+            issued_at=self.times.commanded or 0.0,
         )
+
+
+Outcome = Literal["planned", "observed", "attached", "pending", "refused", "duplicate", "resolved"]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The engine's answer to one alert or incident; ``reason`` is a sentence for the log and the webhook's answer."""
 
-    outcome: Literal["planned", "observed", "attached", "pending", "refused", "duplicate", "resolved", "ignored"]
+    outcome: Outcome
     reason: str
     recovery_id: str | None = None
 
@@ -153,6 +166,15 @@ class RunState:
     """Number of ended recoveries by stage, for ``verl_recoveries_total{run,outcome}``."""
 
 
+def difference(old: Recovery, new: Recovery) -> dict[str, Any]:
+    """The fields of ``new`` that are not as in ``old``, as the audit log shows them; times by their own names."""
+    changed = {name: getattr(new, name) for name in new.__struct_fields__ if getattr(new, name) != getattr(old, name)}
+    if "times" in changed:
+        old_times, new_times = msgspec.structs.asdict(old.times), msgspec.structs.asdict(new.times)
+        changed["times"] = {name: at for name, at in new_times.items() if at != old_times[name]}
+    return changed
+
+
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the append-only audit log."""
 
@@ -163,3 +185,14 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     summary: str
     data: dict[str, Any]
+
+
+def spell_numbers(value: Any) -> Any:
+    """Spell NaN and the infinities as the protocol does: a score of infinity must survive JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return json_number(value)
+    if isinstance(value, dict):
+        return {key: spell_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [spell_numbers(item) for item in value]
+    return value

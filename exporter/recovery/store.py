@@ -1,13 +1,215 @@
-"""SQLite store of the recovery engine: recoveries, alerts seen, audit log. Made by the app, used by the engine only."""
+"""SQLite store of the recovery engine: recoveries, alerts seen, audit log. Made by the app, used by the engine only.
+
+One transaction covers a change of state and its audit line, and it is on disk before the caller goes on, so a process
+that is killed at any moment finds the state as it last said it was. The audit table refuses UPDATE and DELETE.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exporter.recovery.facts import Alert
+from exporter.recovery.record import ACTIVE, AuditEntry, Recovery, spell_numbers
+
+SEEN_SECONDS = 30 * 86_400.0
+"""Alerts that were last heard longer ago are forgotten; the incidents answered by a recovery never are."""
+
+_ACTIVE_SQL = ", ".join(f"'{stage}'" for stage in ACTIVE)
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS recoveries (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL,
+    stage TEXT NOT NULL,
+    has_result INTEGER NOT NULL,
+    record BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS recoveries_of_run ON recoveries (run_id, number);
+CREATE UNIQUE INDEX IF NOT EXISTS one_active_recovery_a_run ON recoveries (run_id) WHERE stage IN ({_ACTIVE_SQL});
+CREATE TABLE IF NOT EXISTS alerts_seen (
+    fingerprint TEXT NOT NULL,
+    starts_at TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    recovery_id TEXT NOT NULL,
+    first_at REAL NOT NULL,
+    last_at REAL NOT NULL,
+    times INTEGER NOT NULL,
+    alert BLOB NOT NULL,
+    PRIMARY KEY (fingerprint, starts_at)
+);
+CREATE INDEX IF NOT EXISTS alerts_pending ON alerts_seen (run_id) WHERE state = 'pending';
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    run_id TEXT NOT NULL,
+    recovery_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    summary TEXT NOT NULL,
+    data BLOB NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+"""
+
+_encode = msgspec.json.encode
+_recovery = msgspec.json.Decoder(Recovery)
+_alert = msgspec.json.Decoder(Alert)
+_data = msgspec.json.Decoder(dict[str, Any])
+
+
+class SeenAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one alert, by its identity (fingerprint, startsAt)."""
+
+    alert: Alert
+    state: str
+    """``pending``, ``decided``, ``refused`` or ``resolved``."""
+    kind: str
+    """Kind of the last answer, so that the same answer is audited once."""
+    recovery_id: str
+    first_at: float
+    times: int
 
 
 class RecoveryStore:
-    """``path`` is a file of its own (``<data_dir>/recovery.sqlite``) or ``:memory:``. Raises ``OSError`` with a sentence."""
+    """``path`` is a file of its own in the data directory, or ``:memory:``. Not locked: the engine holds a lock."""
 
-    def __init__(self, path: Path | str) -> None: ...
+    def __init__(self, path: Path | str) -> None:
+        """Raises ``OSError`` with a sentence where the file cannot be opened, written or is not such a database."""
+        try:
+            self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=10)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise OSError(f"The recovery store {path} cannot be used ({error}): check the data directory.") from error
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._db.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, on disk when it returns."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def save(self, recovery: Recovery) -> None:
+        """Insert or update. Raises ``sqlite3.IntegrityError`` if the run has another active recovery."""
+        self._db.execute(
+            "INSERT INTO recoveries (id, run_id, stage, has_result, record) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (id) DO UPDATE SET stage = excluded.stage, has_result = excluded.has_result,"
+            " record = excluded.record",
+            (recovery.id, recovery.run_id, recovery.stage, recovery.has_result, _encode(recovery)),
+        )
+
+    def get(self, recovery_id: str) -> Recovery | None:
+        row = self._db.execute("SELECT record FROM recoveries WHERE id = ?", (recovery_id,)).fetchone()
+        return None if row is None else _recovery.decode(row[0])
+
+    def active(self, run_id: str) -> Recovery | None:
+        row = self._db.execute(
+            f"SELECT record FROM recoveries WHERE run_id = ? AND stage IN ({_ACTIVE_SQL})", (run_id,)
+        ).fetchone()
+        return None if row is None else _recovery.decode(row[0])
+
+    def all_active(self) -> list[Recovery]:
+        rows = self._db.execute(f"SELECT record FROM recoveries WHERE stage IN ({_ACTIVE_SQL}) ORDER BY number")
+        return [_recovery.decode(row[0]) for row in rows]
+
+    def history(self, run_id: str) -> list[Recovery]:
+        """All recoveries of a run, newest first."""
+        rows = self._db.execute("SELECT record FROM recoveries WHERE run_id = ? ORDER BY number DESC", (run_id,))
+        return [_recovery.decode(row[0]) for row in rows]
+
+    def last(self, run_id: str) -> Recovery | None:
+        """The newest recovery of a run."""
+        row = self._db.execute(
+            "SELECT record FROM recoveries WHERE run_id = ? ORDER BY number DESC LIMIT 1", (run_id,)
+        ).fetchone()
+        return None if row is None else _recovery.decode(row[0])
+
+    def last_with_result(self, run_id: str) -> Recovery | None:
+        """The newest recovery of a run with :attr:`Recovery.has_result`."""
+        row = self._db.execute(
+            "SELECT record FROM recoveries WHERE run_id = ? AND has_result ORDER BY number DESC LIMIT 1", (run_id,)
+        ).fetchone()
+        return None if row is None else _recovery.decode(row[0])
+
+    def newest(self, limit: int) -> list[Recovery]:
+        rows = self._db.execute("SELECT record FROM recoveries ORDER BY number DESC LIMIT ?", (limit,))
+        return [_recovery.decode(row[0]) for row in rows]
+
+    def outcomes(self, run_id: str) -> dict[str, int]:
+        """Number of recoveries of a run by stage."""
+        return dict(
+            self._db.execute("SELECT stage, COUNT(*) FROM recoveries WHERE run_id = ? GROUP BY stage", (run_id,))
+        )
+
+    def seen(self, alert: Alert) -> SeenAlert | None:
+        row = self._db.execute(
+            "SELECT alert, state, kind, recovery_id, first_at, times FROM alerts_seen"
+            " WHERE fingerprint = ? AND starts_at = ?",
+            (alert.fingerprint, alert.starts_at),
+        ).fetchone()
+        return None if row is None else _seen(row)
+
+    def mark(self, alert: Alert, state: str, kind: str, recovery_id: str, now: float) -> None:
+        """Record what became of an alert; the first time it was heard is kept."""
+        self._db.execute(
+            "INSERT INTO alerts_seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?)"
+            " ON CONFLICT (fingerprint, starts_at) DO UPDATE SET state = excluded.state, kind = excluded.kind,"
+            " recovery_id = excluded.recovery_id, last_at = excluded.last_at, times = times + 1",
+            (alert.fingerprint, alert.starts_at, alert.run_id, state, kind, recovery_id, now, now, _encode(alert)),
+        )
+
+    def pending(self, run_id: str) -> list[SeenAlert]:
+        rows = self._db.execute(
+            "SELECT alert, state, kind, recovery_id, first_at, times FROM alerts_seen"
+            " WHERE run_id = ? AND state = 'pending' ORDER BY first_at",
+            (run_id,),
+        ).fetchall()
+        return [_seen(row) for row in rows]
+
+    def forget_alerts(self, now: float) -> None:
+        """Drop alerts that are long past, so that the table does not grow for ever."""
+        self._db.execute("DELETE FROM alerts_seen WHERE last_at < ? AND state <> 'pending'", (now - SEEN_SECONDS,))
+
+    def note(self, now: float, run_id: str, recovery_id: str, kind: str, summary: str, *, data: dict[str, Any]) -> None:
+        """Append one line to the audit log."""
+        self._db.execute(
+            "INSERT INTO audit (at, run_id, recovery_id, kind, summary, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (now, run_id, recovery_id, kind, summary, _encode(spell_numbers(data))),
+        )
+
+    def audit(self, limit: int) -> list[AuditEntry]:
+        rows = self._db.execute(
+            "SELECT id, at, run_id, recovery_id, kind, summary, data FROM audit ORDER BY id DESC LIMIT ?", (limit,)
+        )
+        return [
+            AuditEntry(
+                id=row[0], at=row[1], run_id=row[2], recovery_id=row[3], kind=row[4], summary=row[5],
+                data=_data.decode(row[6]),
+            )
+            for row in rows
+        ]  # fmt: skip
+
+
+def _seen(row: tuple[Any, ...]) -> SeenAlert:
+    return SeenAlert(
+        alert=_alert.decode(row[0]), state=row[1], kind=row[2], recovery_id=row[3], first_at=row[4], times=row[5]
+    )

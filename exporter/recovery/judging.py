@@ -1,0 +1,195 @@
+"""What becomes of an alert: planned, attached, kept waiting or refused, and said once in the audit log.
+
+Called by the engine inside its lock and transaction. The alert is only a reason to look: what is decided on is the
+exporter's own open incident, so a forged or stale alert finds nothing to act on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from typing import Any
+
+from msgspec.structs import replace
+
+from exporter.recovery.facts import Alert, OpenIncident, RunFacts
+from exporter.recovery.plan import WAITING, Plan, Refusal, evidence_for, incident_data, make_plan
+from exporter.recovery.policy import RecoveryPolicy
+from exporter.recovery.record import Decision, Outcome, Recovery, Timeline
+from exporter.recovery.store import RecoveryStore
+
+
+class AlertJudge:
+    """Writes to the store; the caller holds the transaction."""
+
+    def __init__(self, store: RecoveryStore, policy: RecoveryPolicy) -> None:
+        self._store = store
+        self._policy = policy
+
+    def judge(self, alert: Alert, facts: RunFacts | None, now: float) -> Decision:
+        """One alert, for the first time or again."""
+        seen = self._store.seen(alert)
+        if seen is not None and seen.state == "decided":
+            kind = seen.kind if alert.status == "firing" else "resolved"
+            if kind != seen.kind:
+                self._note(alert, seen.recovery_id, kind, "The alert is resolved.", now, data={})
+            self._store.mark(alert, "decided", kind, seen.recovery_id, now)
+            if alert.status == "resolved":
+                return Decision("resolved", "The alert is resolved; nothing is done on that.", seen.recovery_id)
+            return Decision("duplicate", "This alert was decided on before.", seen.recovery_id or None)
+        if alert.status == "resolved":
+            return self._answer(alert, "resolved", "resolved", "The alert is resolved; nothing is done on that.", now)
+        if facts is None:
+            return self._answer(alert, "refused", "unknown_run", f"Run {alert.run_id!r} is not known here.", now)
+        if alert.action != "rollback":
+            reason = f'The alert has action {alert.action!r}, and only "rollback" triggers anything.'
+            return self._answer(alert, "refused", "no_action", reason, now)
+        incident = _incident_of(alert, facts)
+        if incident is None:
+            reason = f"No incident of {alert.detector!r} on {alert.signal!r} is open in run {facts.run_id!r}."
+            return self._answer(alert, "refused", "no_incident", reason, now)
+        answer = make_plan(incident, facts, self._store.history(facts.run_id), self._policy, now)
+        received = now if seen is None else seen.first_at
+        if isinstance(answer, Plan):
+            return self._start(alert, facts, answer, now, received=received)
+        if answer.kind == "budget":
+            return self._refuse_for_budget(alert, incident, facts, answer, now, received=received)
+        if answer.kind == "active":
+            return self._attach(alert, incident, answer, now)
+        data = {"incident": incident_data(incident)}
+        if answer.kind == "answered":
+            return self._answer(
+                alert, "attached", "answered", answer.reason, now, recovery_id=answer.recovery_id or "", data=data
+            )
+        if answer.kind in WAITING:
+            return self._answer(alert, "pending", answer.kind, answer.reason, now, data=data)
+        return self._answer(alert, "refused", answer.kind, answer.reason, now, data=data)
+
+    def judge_pending(self, facts: RunFacts, now: float) -> None:
+        """Alerts of a run that wait for a second signal or the end of the cooldown."""
+        for seen in self._store.pending(facts.run_id):
+            self.judge(seen.alert, facts, now)
+
+    def _answer(
+        self,
+        alert: Alert,
+        outcome: Outcome,
+        kind: str,
+        reason: str,
+        now: float,
+        *,
+        recovery_id: str = "",
+        data: dict[str, Any] | None = None,
+    ) -> Decision:
+        """Record the answer; an answer that is the same as the last one is not audited again."""
+        seen = self._store.seen(alert)
+        state = "decided" if outcome == "attached" else outcome
+        if seen is None or seen.kind != kind:
+            self._note(alert, recovery_id, kind, reason, now, data=data or {})
+        if seen is None or seen.kind != kind or outcome != "pending":
+            self._store.mark(alert, state, kind, recovery_id, now)
+        return Decision(outcome, reason, recovery_id or None)
+
+    def _note(
+        self, alert: Alert, recovery_id: str, kind: str, reason: str, now: float, *, data: dict[str, Any]
+    ) -> None:
+        evidence = {"alert": asdict(alert), **data}
+        self._store.note(now, alert.run_id, recovery_id, f"alert_{kind}", reason, data=evidence)
+
+    def _attach(self, alert: Alert, incident: OpenIncident, refusal: Refusal, now: float) -> Decision:
+        recovery = self._store.active(incident.run_id)
+        if recovery is None:  # the plan was made from this very transaction's history
+            raise AssertionError("an active recovery vanished inside a transaction")
+        if incident.key not in recovery.incident_keys:
+            joined = replace(
+                recovery,
+                incidents=(*recovery.incidents, incident_data(incident)),
+                incident_keys=(*recovery.incident_keys, incident.key),
+            )
+            self._store.save(joined)
+        data = {"incident": incident_data(incident)}
+        return self._answer(alert, "attached", "attached", refusal.reason, now, recovery_id=recovery.id, data=data)
+
+    def _start(self, alert: Alert, facts: RunFacts, plan: Plan, now: float, *, received: float) -> Decision:
+        mode = self._policy.mode
+        recovery = self._record(alert, facts, plan.evidence, now, received=received)
+        recovery = replace(
+            recovery,
+            action=plan.action,
+            reason=plan.reason,
+            without_target=plan.without_target,
+            onset=plan.onset,
+            not_after_step=plan.not_after_step,
+            planned_target_step=None if plan.target is None else plan.target.step,
+            planned_target_path="" if plan.target is None else plan.target.path,
+        )
+        if mode == "observe":
+            outcome = "Observed only: the mode is observe, so nothing is done."
+            times = replace(recovery.times, finished=now)
+            recovery = replace(recovery, stage="observed", outcome=outcome, times=times)
+        elif mode == "approve":
+            recovery = replace(recovery, stage="awaiting_approval")
+        else:
+            recovery = replace(recovery, stage="commanded", times=replace(recovery.times, commanded=now))
+        self._store.save(recovery)
+        data = {
+            "mode": mode,
+            "stage": recovery.stage,
+            "incidents": list(recovery.incidents),
+            "not_after_step": plan.not_after_step,
+            "candidates": [asdict(candidate) for candidate in plan.candidates],
+        }
+        self._note(alert, recovery.id, "planned", recovery.reason, now, data=data)
+        self._store.mark(alert, "decided", "planned", recovery.id, now)
+        return Decision("observed" if mode == "observe" else "planned", recovery.reason, recovery.id)
+
+    def _refuse_for_budget(
+        self, alert: Alert, incident: OpenIncident, facts: RunFacts, refusal: Refusal, now: float, *, received: float
+    ) -> Decision:
+        """A recovery was due and is not allowed: that is a record of its own, so that a person is told."""
+        recovery = self._record(alert, facts, evidence_for(incident, facts, self._policy), now, received=received)
+        recovery = replace(
+            recovery,
+            stage="refused",
+            refused_by_policy=True,
+            outcome=f"Refused: {refusal.reason}.",
+            times=replace(recovery.times, finished=now),
+        )
+        self._store.save(recovery)
+        evidence = {"incidents": list(recovery.incidents)}
+        self._note(alert, recovery.id, "budget", recovery.outcome, now, data=evidence)
+        self._store.mark(alert, "decided", "budget", recovery.id, now)
+        return Decision("refused", recovery.outcome, recovery.id)
+
+    def _record(
+        self, alert: Alert, facts: RunFacts, evidence: tuple[OpenIncident, ...], now: float, *, received: float
+    ) -> Recovery:
+        return Recovery(
+            id=_recovery_id(alert, facts, len(self._store.history(facts.run_id))),
+            run_id=facts.run_id,
+            attempt=facts.attempt,
+            mode=self._policy.mode,
+            action="rollback",
+            stage="planned",
+            stage_since=now,
+            reason="; ".join(incident.summary for incident in evidence),
+            fingerprint=alert.fingerprint,
+            starts_at=alert.starts_at,
+            incidents=tuple(incident_data(incident) for incident in evidence),
+            incident_keys=tuple(incident.key for incident in evidence),
+            times=Timeline(alert_received=received, planned=now),
+        )
+
+
+def _incident_of(alert: Alert, facts: RunFacts) -> OpenIncident | None:
+    """The open incident that the labels name; of several, that of the newest attempt, then the most severe."""
+    if alert.run_id != facts.run_id:
+        return None
+    named = [i for i in facts.incidents if i.pair == (alert.detector, alert.signal)]
+    return max(named, key=lambda i: (i.attempt, i.severity), default=None)
+
+
+def _recovery_id(alert: Alert, facts: RunFacts, before: int) -> str:
+    """Made from the alert's identity, so that it needs no random source; hexadecimal, so that it may name a file."""
+    identity = "\0".join((facts.run_id, str(before), str(facts.attempt), alert.fingerprint, alert.starts_at))
+    return "r" + hashlib.sha256(identity.encode()).hexdigest()[:15]
