@@ -1,0 +1,135 @@
+"""The causes: what each fault changes in verl or in the rollout server, and where.
+
+`arm` is called in every process of the run; each cause waits for the module it changes, which only some processes
+import: the engine in the training worker, the server in the rollout actor, the trainer in the task runner.
+"""
+
+import asyncio
+import functools
+import math
+import os
+import random
+import signal
+from types import ModuleType
+from typing import Any
+
+from demo.faults.plan import Fault, Plan
+from trainer_entry.cpu.late import when_imported
+
+RATE_FACTOR = 100.0
+FAILED_SHARE = 0.15
+
+_ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+_SERVER = "trainer_entry.cpu.rollout"
+_TRAINER = "verl.trainer.ppo.v1.trainer_base"
+
+
+def arm(plan: Plan) -> None:
+    """Sets up the cause of `plan` in this process."""
+    when_imported(_TRAINER, functools.partial(_tell_the_step, plan))
+    module, cause = {
+        Fault.LEARNING_RATE: (_ENGINE, _raise_the_rate),
+        Fault.NAN: (_ENGINE, _spoil_a_weight),
+        Fault.CRASH: (_ENGINE, _kill_the_worker),
+        Fault.HANG: (_SERVER, _stop_answering),
+        Fault.ROLLOUT_ERRORS: (_SERVER, _fail_a_share),
+    }[plan.fault]
+    when_imported(module, functools.partial(cause, plan))
+
+
+def _tell_the_step(plan: Plan, trainer: ModuleType) -> None:
+    original = trainer.PPOTrainer.on_step_begin
+
+    @functools.wraps(original)
+    def on_step_begin(self: Any) -> Any:
+        plan.begin_step(self.global_steps)
+        return original(self)
+
+    trainer.PPOTrainer.on_step_begin = on_step_begin
+
+
+def _raise_the_rate(plan: Plan, engine: ModuleType) -> None:
+    """The rate is raised for the optimizer's step alone, behind the scheduler's back: `actor/lr` goes on as planned."""
+    original = engine.FSDPEngine.optimizer_step
+
+    @functools.wraps(original)
+    def optimizer_step(self: Any) -> Any:
+        if not plan.due():
+            return original(self)
+        plan.record()
+        planned = [group["lr"] for group in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, planned, strict=True):
+            group["lr"] = rate * RATE_FACTOR
+        try:
+            return original(self)
+        finally:
+            for group, rate in zip(self.optimizer.param_groups, planned, strict=True):
+                group["lr"] = rate
+
+    engine.FSDPEngine.optimizer_step = optimizer_step
+
+
+def _spoil_a_weight(plan: Plan, engine: ModuleType) -> None:
+    original = engine.FSDPEngine.forward_backward_batch
+    done = False
+
+    @functools.wraps(original)
+    def forward_backward_batch(self: Any, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        nonlocal done
+        if not done and not forward_only and plan.due():
+            done = True
+            plan.record()
+            _set_nan(self.module)
+        return original(self, data, loss_function, forward_only)
+
+    engine.FSDPEngine.forward_backward_batch = forward_backward_batch
+
+
+def _set_nan(module: Any) -> None:
+    """One weight of the last layer, on this process's shard, becomes NaN; everything computed from it follows."""
+    import torch
+
+    weight = list(module.parameters())[-1]
+    local = weight.to_local() if hasattr(weight, "to_local") else weight
+    with torch.no_grad():
+        local.view(-1)[0] = math.nan
+
+
+def _kill_the_worker(plan: Plan, engine: ModuleType) -> None:
+    original = engine.FSDPEngine.optimizer_step
+
+    @functools.wraps(original)
+    def optimizer_step(self: Any) -> Any:
+        if plan.due():
+            plan.record()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self)
+
+    engine.FSDPEngine.optimizer_step = optimizer_step
+
+
+def _stop_answering(plan: Plan, server: ModuleType) -> None:
+    original = server.RolloutServer.generate
+
+    @functools.wraps(original)
+    async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if plan.due():
+            plan.record()
+            await asyncio.Event().wait()  # accepted, and never answered
+        return await original(self, *args, **kwargs)
+
+    server.RolloutServer.generate = generate
+
+
+def _fail_a_share(plan: Plan, server: ModuleType) -> None:
+    original = server.RolloutServer.generate
+    chance = random.Random(0)
+
+    @functools.wraps(original)
+    async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if plan.due() and chance.random() < FAILED_SHARE:
+            plan.record()
+            raise RuntimeError("the rollout server failed this request (a fault of the demo)")
+        return await original(self, *args, **kwargs)
+
+    server.RolloutServer.generate = generate

@@ -1,0 +1,55 @@
+"""Running something right after an import, without importing."""
+
+import sys
+
+import pytest
+
+from trainer_entry.cpu.late import when_imported
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The name of a module that can be imported and is not yet."""
+    name = f"late_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_an_action_waits_for_the_import_and_sees_the_whole_module(module):
+    seen = []
+    when_imported(module, lambda m: seen.append(m.value))
+    assert seen == []
+    assert module not in sys.modules
+    imported = __import__(module)
+    assert seen == [1]
+    assert imported.__spec__.loader is imported.__loader__
+    assert imported.__loader__.get_source(module) == "value = 1\n"
+
+
+def test_several_actions_run_in_order_and_once(module):
+    seen = []
+    when_imported(module, lambda m: seen.append("first"))
+    when_imported(module, lambda m: seen.append("second"))
+    __import__(module)
+    __import__(module)
+    assert seen == ["first", "second"]
+
+
+def test_an_action_for_a_module_that_is_there_runs_at_once():
+    seen = []
+    when_imported("json", lambda m: seen.append(m.__name__))
+    assert seen == ["json"]
+
+
+def test_a_module_that_does_not_exist_still_fails_to_import_and_is_hooked_when_it_comes(tmp_path, monkeypatch):
+    seen = []
+    when_imported("late_to_come", lambda m: seen.append(m.value))
+    with pytest.raises(ModuleNotFoundError):
+        __import__("late_to_come")
+    (tmp_path / "late_to_come.py").write_text("value = 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("late_to_come")
+    sys.modules.pop("late_to_come")
+    assert seen == [2]
