@@ -65,7 +65,7 @@ def make(folder: Path) -> Toy:
 
 
 def _tokenizer() -> Any:
-    """One token a character: newline, space and printable ASCII, with no merges. transformers needs no network for it."""
+    """One token a character: newline, space and printable ASCII, with no merges; made without a network."""
     from transformers import Qwen2Tokenizer
 
     characters = ["\u010a", "\u0120"] + [chr(code) for code in range(33, 127)]

@@ -41,7 +41,9 @@ def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
         # Ray starts one idle Python process per configured CPU at once; on two cores they delay those that are needed.
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # TransferQueue sizes its thread pools for a server, and warns at every call when there are fewer cores.
+        "TQ_NUM_THREADS": "1",
+        "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     }
 
 
@@ -160,10 +162,8 @@ def overrides(
     ]
 
 
-def sft_overrides(
-    toy: Toy, checkpoints: Path, *, steps: int, save_every: int = 5, validate_every: int = 5
-) -> list[str]:
-    """Overrides for `torchrun --nproc_per_node=1 -m verl.trainer.sft_trainer`."""
+def sft_overrides(toy: Toy, checkpoints: Path, *, steps: int, save_every: int = 5) -> list[str]:
+    """Overrides for `torchrun --nproc_per_node=1 -m verl.trainer.sft_trainer`; it validates as often as it saves."""
     return [
         f"model.path={toy.model}",
         "model.use_remove_padding=False",
@@ -188,5 +188,5 @@ def sft_overrides(
         f"trainer.total_training_steps={steps}",
         "trainer.total_epochs=10",
         f"trainer.save_freq={save_every}",
-        f"trainer.test_freq={validate_every}",
+        f"trainer.test_freq={save_every}",
     ]

@@ -4,6 +4,7 @@
 `VERL_USE_EXTERNAL_MODULES=trainer_entry.cpu` (0.8). It does nothing at all unless `VERL_PLATFORM=cpu`.
 """
 
+import importlib
 import importlib.util
 import os
 
@@ -14,7 +15,7 @@ def _activate() -> None:
     from trainer_entry.cpu import patches
 
     if importlib.util.find_spec("verl.plugin") is not None:
-        import trainer_entry.cpu.platform
+        importlib.import_module("trainer_entry.cpu.platform")  # registers itself
     else:
         from trainer_entry.cpu import compat
 

@@ -14,7 +14,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 from trainer_entry.cpu.device import DEVICE
 
 
-@PlatformRegistry.register(platform="cpu")  # type: ignore[untyped-decorator]
+@PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):  # type: ignore[misc]
     """All of verl's device questions, answered for a CPU."""
 
