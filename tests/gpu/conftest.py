@@ -133,6 +133,12 @@ def library_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+@pytest.fixture(scope="session")
+def make_driver(library_dir: Path) -> Callable[[Path], FakeDriver]:
+    """Makes a driver whose script lies in the folder given, for tests that share one."""
+    return lambda folder: FakeDriver(library_dir, folder)
+
+
 @pytest.fixture
 def driver(library_dir: Path, tmp_path: Path) -> FakeDriver:
     return FakeDriver(library_dir, tmp_path)

@@ -2,3 +2,7 @@
 
 ``python -m trainer_entry.gpu --once`` shows what it reads on this machine.
 """
+
+from trainer_entry.gpu.actor import start_samplers
+
+__all__ = ["start_samplers"]

@@ -84,7 +84,9 @@ class GpuSampler:
             self._wait(f"the NVIDIA driver ended the session ({error})")
             return self._away()
         if self._reason:
-            log.warning("GPU sampler on %s: NVML answers again, driver %s", self.node, self.driver_version)
+            log.warning(
+                "verl-sentinel: GPU sampler on %s: NVML answers again, driver %s", self.node, self.driver_version
+            )
             self._reason, self._retry_seconds = "", FIRST_RETRY_SECONDS
         self._places = self._recognise(answers)
         readings = [self._reading(self._places[index], answer) for index, answer in enumerate(answers)]
@@ -110,7 +112,7 @@ class GpuSampler:
 
     def _wait(self, reason: str) -> None:
         if reason != self._reason:
-            log.warning("GPU sampler on %s gives no readings: %s", self.node, reason)
+            log.warning("verl-sentinel: GPU sampler on %s gives no readings: %s", self.node, reason)
         self._reason = reason
         self._retry_at = self._clock() + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
