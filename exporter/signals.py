@@ -4,8 +4,8 @@ Called by the service when a step has arrived (and by replay), before any detect
 verl version and each trainer spells a signal; nothing behind it reads a verl key. A spelling is tried in order, and the
 first one that the trainer logged wins. What a run does not log is absent, never zero.
 
-The spellings were read from the source of verl 0.9.1 and from logs of its V1, legacy and SFT trainers and of 0.8.0; a few
-older ones (``critic/kl``, ``train/lr(1e-3)``, ``mismatch/…``) are kept because replay meets them in logs of the past.
+The spellings were read from the source of verl 0.9.1 and from logs of its V1, legacy and SFT trainers and of 0.8.0. A
+few older ones (``critic/kl``, ``train/lr(1e-3)``, ``mismatch/…``) are kept because replay meets them in old logs.
 """
 
 from __future__ import annotations

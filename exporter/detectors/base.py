@@ -2,8 +2,8 @@
 
 Two kinds. A *step detector* sees every step of one run as canonical signals (see :mod:`exporter.signals`). A *live
 detector* sees the run as it is between steps (open phases, rollout counters, last push) and is asked once a second,
-because a trainer that hangs logs nothing. Time, step and attempt come in with what they see, so the same code runs live,
-on replay and after a restart, and a test of an hour takes none.
+because a trainer that hangs logs nothing. Time, step and attempt come in with what they see, so the same code runs
+live, on replay and after a restart, and a test of an hour takes none.
 
 State goes in and out as plain data (``state_dict``), and both kinds warm up again after a resume: a resume shifts
 metrics, and a detector that keeps its old baseline makes the rollback trigger the next rollback.

@@ -1,0 +1,172 @@
+"""Live detector ``rollout_failures``: too large a share of the rollout requests fails.
+
+verl's V1 trainer goes on when requests fail and logs no share of them; the plugin counts. Judged over a window of time,
+by evidence, not by the bare share: one failure in a hundred is above 0.5 % and means nothing. The evidence is the
+probability of that many failures, or more, if the true share were the limit: below 1 % is a warning, below ``alpha`` a
+page (small, because it is asked once a second). A page also needs failures in more than one step, for one server that
+hiccups once fails many requests together.
+
+Score: the share of failed requests; threshold ``limit``. The confidence is one less that probability.
+
+Reference: the exact one-sided test of a share (C. J. Clopper and E. S. Pearson, The use of confidence or fiducial
+limits, Biometrika 26, 1934), by the Poisson tail, which bounds the binomial one for shares above a small limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exporter.detectors.base import LiveView, Severity, Verdict
+from exporter.detectors.options import at_least, at_most, more_than
+
+WARNING_ALPHA = 0.01
+SLICES = 60
+"""The window is kept as at most about this many readings, whatever the rate of looking."""
+
+
+class RolloutFailures:
+    """Share of failed rollout requests over a window, with evidence.
+
+    ``limit``: the share that is too much. ``window_seconds``: how far back requests count. ``min_requests`` and
+    ``min_failures``: counts below which nothing is said. ``alpha``: probability of chance below which it is a page.
+
+    >>> detector = RolloutFailures()
+    >>> for step, (ok, failed) in enumerate([(0, 0), (32, 0), (63, 1), (92, 4), (121, 7), (150, 10)], start=40):
+    ...     view = LiveView(1000.0 + step, step, 1, step, True, 0.0, rollouts_succeeded=ok, rollouts_failed=failed)
+    ...     for v in detector.look(view):
+    ...         print(step, v.severity.label, f"share {failed / (ok + failed):.1%}", "since", v.onset)
+    43 warning share 4.2% since 43
+    44 critical share 5.5% since 43
+    45 critical share 6.2% since 43
+    """
+
+    name = "rollout_failures"
+
+    def __init__(
+        self,
+        *,
+        limit: float = 0.005,
+        window_seconds: float = 600.0,
+        min_requests: int = 50,
+        min_failures: int = 3,
+        alpha: float = 1e-5,
+    ) -> None:
+        more_than(self.name, "limit", limit, 0.0)
+        at_most(self.name, "limit", limit, 1.0, "a share of all requests")
+        more_than(self.name, "window_seconds", window_seconds, 0.0)
+        at_least(self.name, "min_requests", min_requests, 1, whole=True)
+        at_least(self.name, "min_failures", min_failures, 1, whole=True)
+        more_than(self.name, "alpha", alpha, 0.0)
+        at_most(self.name, "alpha", alpha, WARNING_ALPHA, "what makes a warning")
+        self._limit, self._window, self._alpha = limit, window_seconds, alpha
+        self._min_requests, self._min_failures = min_requests, min_failures
+        self._restart()
+
+    def _restart(self) -> None:
+        self._readings: deque[tuple[float, int, int]] = deque()  # time, succeeded, failed
+        self._bursts: deque[tuple[float, int, int]] = deque()  # time, step in progress, failures since the look before
+        self._last: tuple[float, int, int] | None = None
+
+    def phase_closed(self, name: str, seconds: float, step: int) -> None:
+        """Not needed here."""
+
+    def look(self, view: LiveView) -> Sequence[Verdict]:
+        """Judge the requests of the last ``window_seconds``."""
+        reading = (view.now, view.rollouts_succeeded, view.rollouts_failed)
+        if self._last is None or any(new < old for new, old in zip(reading, self._last, strict=True)):
+            self._restart()
+            self._readings.append(reading)
+        elif reading[2] > self._last[2]:
+            self._note_burst(view.now, view.step + 1, reading[2] - self._last[2])
+        self._last = reading
+        if view.now - self._readings[-1][0] >= self._window / SLICES:
+            self._readings.append(reading)
+        begin = view.now - self._window
+        while len(self._readings) > 1 and self._readings[1][0] <= begin:
+            self._readings.popleft()
+        while self._bursts and self._bursts[0][0] <= self._readings[0][0]:
+            self._bursts.popleft()
+        _, succeeded, failed = self._readings[0]
+        return self._judge(view, reading[1] - succeeded, reading[2] - failed)
+
+    def _note_burst(self, now: float, step: int, failures: int) -> None:
+        if self._bursts and self._bursts[-1][1] == step:
+            failures += self._bursts.pop()[2]
+        self._bursts.append((now, step, failures))
+        if len(self._bursts) > SLICES:
+            self._bursts.popleft()
+
+    def _judge(self, view: LiveView, succeeded: int, failed: int) -> Sequence[Verdict]:
+        total = succeeded + failed
+        if total < self._min_requests or failed < self._min_failures or not self._bursts:
+            return ()
+        share = failed / total
+        chance = poisson_tail(failed, self._limit * total)
+        if share <= self._limit or chance > WARNING_ALPHA:
+            return ()
+        page = chance < self._alpha and len(self._bursts) > 1
+        onset = self._bursts[0][1]
+        return (
+            Verdict(
+                detector=self.name,
+                signal="rollout_requests",
+                severity=Severity.CRITICAL if page else Severity.WARNING,
+                step=view.step,
+                onset=onset,
+                score=share,
+                threshold=self._limit,
+                confidence=1.0 - chance if page else 0.4,
+                summary=(
+                    f"{failed} of {total} rollout requests failed within {self._window:.0f} s ({share:.2%}, limit "
+                    f"{self._limit:.2%}; by chance with probability {chance:.1g}), in {len(self._bursts)} steps since "
+                    f"step {onset}"
+                ),
+                meaning=(
+                    "verl drops the samples of failed requests and goes on: the batches get smaller, and biased "
+                    "against whatever makes requests fail (long answers, most often)."
+                ),
+                advice=(
+                    "the rollout servers' own logs, at the onset",
+                    "actor_rollout_ref.rollout.gpu_memory_utilization: lower it, where the servers run out of memory",
+                    "actor_rollout_ref.rollout.max_num_seqs: lower it, where requests time out",
+                ),
+            ),
+        )
+
+    def resumed(self, step: int, attempt: int) -> None:
+        """Forget the requests of the attempt before: its failures are not the new one's."""
+        self._restart()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "readings": [list(reading) for reading in self._readings],
+            "bursts": [list(burst) for burst in self._bursts],
+            "last": None if self._last is None else list(self._last),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._restart()
+        self._readings.extend((float(t), int(ok), int(bad)) for t, ok, bad in state["readings"])
+        self._bursts.extend((float(t), int(step), int(bad)) for t, step, bad in state["bursts"])
+        last = state["last"]
+        self._last = None if last is None else (float(last[0]), int(last[1]), int(last[2]))
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """Probability of ``count`` or more events where ``mean`` are expected, for a count above the mean.
+
+    >>> round(poisson_tail(3, 0.5), 4)
+    0.0144
+    """
+    if count <= mean:
+        return 1.0
+    term = math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) if mean > 0.0 else 0.0
+    tail, k = 0.0, count
+    while term > 1e-18 and k < count + 1000:
+        tail += term
+        k += 1
+        term *= mean / k
+    return min(1.0, tail)

@@ -1,0 +1,256 @@
+"""Step detector ``surge``: a signal has left the range of its own recent past, and stays outside.
+
+Every watched signal has a window of its recent magnitudes, which ends ``LAG`` steps ago, so that a growth over some
+steps is measured against what was before it. The yardstick is the second largest value of the window: a heavy-tailed
+but healthy signal carries its own spikes in it, and one spike cannot raise it. A step is *high* when its magnitude is
+above ``factor`` times the yardstick, three times the median, and an absolute floor where the signal has one (a KL of
+1e-4 may grow tenfold and mean nothing). Magnitudes make a loss that changes sign comparable: near 0 it is small,
+whatever its ratio to the step before.
+
+One high step is noted, two of five are a warning, three of five are a page, and so are two of five above
+``fast_factor``. High values enter the window clipped at ``factor`` times the yardstick, so that a new level that lasts
+is accepted after some dozens of steps. Entropy is watched downwards too, by its reciprocal.
+
+Score: the k-th largest ratio to the yardstick within the last n steps (the second largest for the fast rule); threshold
+``factor`` (``fast_factor``).
+
+Reference: Hampel's identifier (F. R. Hampel, The influence curve and its role in robust estimation, JASA 69, 1974) for
+the comparison with a rolling median, with an order statistic as the scale (H. A. David and H. N. Nagaraja, Order
+Statistics, 2003) and the k-of-n rule of Western Electric (Statistical Quality Control Handbook, 1956).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exporter.detectors.base import Severity, StepSample, Verdict
+from exporter.detectors.options import at_least, at_most, more_than, unknown_name
+from exporter.detectors.watches import WATCHES, Watch
+from exporter.detectors.window import SortedWindow
+
+LAG = 10
+"""The window ends this many steps ago: the longest growth that is still measured against what was before it."""
+MEDIAN_FACTOR = 3.0
+"""A high step is also this many times the median."""
+FULL = 30
+"""Below this many values in the window the ratio that counts as high is larger, up to three times as large."""
+TINY = 1e-9
+LARGEST_RATIO = 1e12
+
+
+class Surge:
+    """A signal far outside its recent range for several steps.
+
+    ``factor``: times the yardstick from which on a step is high. ``fast_factor``: the same for the rule that needs
+    only two steps. ``k``, ``n``: high steps of the last n that make a page. ``window``: steps remembered. ``warmup``:
+    steps of an attempt before anything is judged. ``floors``: floor by signal, in its unit, in place of the built-in
+    one (both directions of entropy share it).
+
+    >>> detector = Surge()
+    >>> usual = [0.20, 0.24, 0.22, 0.19, 0.23] * 6
+    >>> for step, norm in enumerate([*usual, 0.24, 0.95, 2.4, 16.0, 145.0], start=1):
+    ...     for v in detector.observe(StepSample(step, 1, 0.0, {"grad_norm": norm})):
+    ...         print(step, norm, v.severity.label, "since", v.onset)
+    32 0.95 info since 32
+    33 2.4 warning since 32
+    34 16.0 critical since 32
+    35 145.0 critical since 32
+    """
+
+    name = "surge"
+
+    def __init__(
+        self,
+        *,
+        factor: float = 2.0,
+        fast_factor: float = 8.0,
+        k: int = 3,
+        n: int = 5,
+        window: int = 100,
+        warmup: int = 15,
+        floors: Mapping[str, float] | None = None,
+    ) -> None:
+        more_than(self.name, "factor", factor, 1.0)
+        more_than(self.name, "fast_factor", fast_factor, 1.0)
+        at_most(self.name, "factor", factor, fast_factor, "fast_factor")
+        at_least(self.name, "k", k, 2, whole=True)
+        at_least(self.name, "n", n, 2, whole=True)
+        at_most(self.name, "k", k, n, "n")
+        at_least(self.name, "window", window, 20, whole=True)
+        at_least(self.name, "warmup", warmup, 5, whole=True)
+        self._floors = dict(floors or {})
+        for signal, floor in self._floors.items():
+            if signal not in {watch.signal for watch in WATCHES}:
+                raise unknown_name(f"signal in floors of detector {self.name}", signal, [w.signal for w in WATCHES])
+            at_least(self.name, f"floors.{signal}", floor, 0.0)
+        self._factor, self._fast, self._k, self._n = factor, fast_factor, k, n
+        self._window, self._warmup = window, warmup
+        self._series = {watch.key: self._fresh(watch) for watch in WATCHES}
+
+    def _fresh(self, watch: Watch) -> _Series:
+        floor = self._floors.get(watch.signal, watch.floor)
+        return _Series(watch, floor=floor, factor=self._factor, window=self._window, warmup=self._warmup, n=self._n)
+
+    def observe(self, sample: StepSample) -> Sequence[Verdict]:
+        """Judge one step; a signal that the step does not have is neither judged nor learned."""
+        verdicts = []
+        for watch in WATCHES:
+            value = sample.signals.get(watch.signal)
+            if value is None or not math.isfinite(value):
+                continue
+            series = self._series[watch.key]
+            if sample.step < series.last_step:
+                series = self._series[watch.key] = self._fresh(watch)
+            if sample.step > series.last_step:
+                series.push(sample.step, value)
+            verdict = self._judge(series, value)
+            if verdict is not None:
+                verdicts.append(verdict)
+        return verdicts
+
+    def _judge(self, series: _Series, value: float) -> Verdict | None:
+        ratios = sorted((ratio for _, ratio in series.ratios), reverse=True)
+        if not ratios or ratios[0] <= self._factor:
+            return None
+        high_now = series.ratios[-1][1] > self._factor
+        kth = ratios[self._k - 1] if len(ratios) >= self._k else 0.0
+        second = ratios[1] if len(ratios) > 1 else 0.0
+        if kth > self._factor:
+            severity, score, threshold, count = Severity.CRITICAL, kth, self._factor, self._k
+        elif second > self._fast and high_now:
+            severity, score, threshold, count = Severity.CRITICAL, second, self._fast, 2
+        elif second > self._factor:
+            severity, score, threshold, count = Severity.WARNING, second, self._factor, 2
+        elif high_now:
+            severity, score, threshold, count = Severity.INFO, ratios[0], self._factor, 1
+        else:
+            return None
+        watch = series.watch
+        return Verdict(
+            detector=self.name,
+            signal=watch.signal,
+            severity=severity,
+            step=series.last_step,
+            onset=max(series.onset - watch.before, 0),
+            score=score,
+            threshold=threshold,
+            confidence=_confidence(severity, score, threshold),
+            summary=(
+                f"{watch.signal} {'fell to' if watch.falls else 'is'} {value:.4g}; {count} of the last "
+                f"{len(ratios)} steps were {score:.3g} times or more {'below' if watch.falls else 'above'} the usual "
+                f"{'low' if watch.falls else 'high'} of {series.usual():.4g} (median {series.middle():.4g}), "
+                f"since step {series.onset}"
+            ),
+            meaning=watch.meaning,
+            advice=watch.advice,
+        )
+
+    def resumed(self, step: int, attempt: int) -> None:
+        """Forget all levels: a resume shifts them."""
+        self._series = {watch.key: self._fresh(watch) for watch in WATCHES}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: series.state_dict() for key, series in self._series.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for watch in WATCHES:
+            series = self._fresh(watch)
+            if watch.key in state:
+                series.load_state_dict(state[watch.key])
+            self._series[watch.key] = series
+
+
+def _confidence(severity: Severity, score: float, threshold: float) -> float:
+    """From 0.6 at the threshold towards 0.98; one signal that surges is never certainty."""
+    if severity is Severity.INFO:
+        return 0.2
+    if severity is Severity.WARNING:
+        return 0.4
+    return min(0.98, 1.0 - 0.4 * threshold / score)
+
+
+class _Series:
+    """What is known of one watch: its window, the steps since, and their ratios to the yardstick."""
+
+    def __init__(self, watch: Watch, *, floor: float, factor: float, window: int, warmup: int, n: int) -> None:
+        self.watch = watch
+        self._floor, self._factor, self._warmup = floor, factor, warmup
+        self._past = SortedWindow(window)
+        self._recent: deque[tuple[int, float]] = deque()
+        self.ratios: deque[tuple[int, float]] = deque(maxlen=n)
+        self._seen = 0
+        self.last_step = -1
+        self.onset = 0
+
+    def push(self, step: int, value: float) -> None:
+        """Take the next step's finite value."""
+        self.last_step = step
+        size = 1.0 / max(abs(value), TINY) if self.watch.falls else abs(value)
+        if size == 0.0:
+            # Exactly 0 is a step without a gradient or without an update, not a level to measure others by.
+            self.ratios.append((step, 0.0))
+            return
+        self._seen += 1
+        calm = all(ratio <= self._factor for _, ratio in self.ratios)
+        ratio = self._ratio(size) if self._seen > self._warmup else 0.0
+        self.ratios.append((step, ratio))
+        self._recent.append((step, size))
+        if calm and ratio > self._factor:
+            self.onset = self._estimate_onset()
+        while len(self._recent) > min(LAG, self._seen // 3):
+            self._past.push(min(self._recent.popleft()[1], self._cap()))
+
+    def _ratio(self, size: float) -> float:
+        """How many times the yardstick, with the demands of median and floor worked in."""
+        yardstick = self._past.largest(2)
+        if self.watch.falls:
+            if 1.0 / self._past.median() - 1.0 / size < self._floor:
+                return 0.0
+        elif size <= self._floor:
+            return 0.0
+        else:
+            yardstick = max(yardstick, self._floor / self._factor)
+        short = 1.0 + 2.0 * max(0, FULL - len(self._past)) / FULL
+        ratio = min(size / yardstick / short, LARGEST_RATIO)
+        return ratio if size > MEDIAN_FACTOR * self._past.median() else min(ratio, 1.0)
+
+    def _cap(self) -> float:
+        return self._factor * self._past.largest(2) if len(self._past) >= 5 else math.inf
+
+    def _estimate_onset(self) -> int:
+        """First step of the run-up: back from now while the values stay above the yardstick itself."""
+        yardstick = max(self._past.largest(2), MEDIAN_FACTOR * self._past.median())
+        onset = self._recent[-1][0]
+        for step, size in reversed(self._recent):
+            if size < yardstick:
+                break
+            onset = step
+        return onset
+
+    def usual(self) -> float:
+        """The yardstick in the signal's unit."""
+        return 1.0 / self._past.largest(2) if self.watch.falls else self._past.largest(2)
+
+    def middle(self) -> float:
+        """The median in the signal's unit."""
+        return 1.0 / self._past.median() if self.watch.falls else self._past.median()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "past": list(self._past),
+            "recent": [list(pair) for pair in self._recent],
+            "ratios": [list(pair) for pair in self.ratios],
+            "seen": self._seen,
+            "last_step": self.last_step,
+            "onset": self.onset,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for value in state["past"]:
+            self._past.push(float(value))
+        self._recent.extend((int(step), float(size)) for step, size in state["recent"])
+        self.ratios.extend((int(step), float(ratio)) for step, ratio in state["ratios"])
+        self._seen, self.last_step, self.onset = state["seen"], state["last_step"], state["onset"]
