@@ -1,6 +1,6 @@
 """The recovery engine: takes alerts and reports, keeps one durable recovery a run, hands out its command.
 
-Called by ``exporter.service`` (webhook, ingest, push answer, operator API) and by the app's one-second tick. It reads no
+Called by ``exporter.service`` (webhook, ingest, push answer, operator API) and by the app's one-second tick. It has no
 clock: every call brings ``now`` in Unix seconds of the exporter's clock. Every call is one transaction and idempotent,
 so the journal may be replayed into it after a crash.
 """

@@ -16,7 +16,7 @@ from exporter.recovery.facts import Alert, OpenIncident, RunFacts
 from exporter.recovery.plan import WAITING, Plan, Refusal, evidence_for, incident_data, make_plan
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import Decision, Outcome, Recovery, Timeline
-from exporter.recovery.store import RecoveryStore
+from exporter.recovery.store import RecoveryStore, SeenAlert
 
 
 class AlertJudge:
@@ -29,7 +29,7 @@ class AlertJudge:
     def judge(self, alert: Alert, facts: RunFacts | None, now: float) -> Decision:
         """One alert, for the first time or again."""
         seen = self._store.seen(alert)
-        if seen is not None and seen.state == "decided":
+        if seen is not None and seen.state == "decided" and not self._has_moved_on(alert, seen, facts):
             kind = seen.kind if alert.status == "firing" else "resolved"
             if kind != seen.kind:
                 self._note(alert, seen.recovery_id, kind, "The alert is resolved.", now, data={})
@@ -49,7 +49,7 @@ class AlertJudge:
             reason = f"No incident of {alert.detector!r} on {alert.signal!r} is open in run {facts.run_id!r}."
             return self._answer(alert, "refused", "no_incident", reason, now)
         answer = make_plan(incident, facts, self._store.history(facts.run_id), self._policy, now)
-        received = now if seen is None else seen.first_at
+        received = seen.first_at if seen is not None and seen.state == "pending" else now
         if isinstance(answer, Plan):
             return self._start(alert, facts, answer, now, received=received)
         if answer.kind == "budget":
@@ -69,6 +69,17 @@ class AlertJudge:
         """Alerts of a run that wait for a second signal or the end of the cooldown."""
         for seen in self._store.pending(facts.run_id):
             self.judge(seen.alert, facts, now)
+
+    def _has_moved_on(self, alert: Alert, seen: SeenAlert, facts: RunFacts | None) -> bool:
+        """Whether the alert, which never stopped firing, now stands for a failure of a newer attempt.
+
+        An incident that comes back within one scrape leaves Prometheus no gap, so startsAt stays what it was.
+        """
+        incident = _incident_of(alert, facts) if facts is not None and alert.status == "firing" else None
+        recovery = self._store.get(seen.recovery_id)
+        if incident is None or recovery is None:
+            return False
+        return incident.attempt > recovery.attempt and incident.key not in recovery.incident_keys
 
     def _answer(
         self,

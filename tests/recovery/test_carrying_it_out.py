@@ -1,0 +1,256 @@
+"""Stages of a recovery, its deadlines, its timeline, and that a SIGKILL at any stage loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from recovery_scene import RUN, Scene, incident
+
+from exporter.protocol import CommandProgress
+from exporter.recovery.engine import WrongStage
+from exporter.recovery.policy import Deadlines
+
+Restart = Callable[[], None]
+
+
+def walk(scene: Scene, between: Restart) -> list[str]:
+    """One recovery from alert to success; ``between`` is called after every report. The stages it went through."""
+    recovery = scene.fail_with(incident(onset=42))
+    seen = [recovery.stage]
+    assert scene.engine.pending_command(RUN, scene.now) == recovery.command()
+    for state in ("accepted", "stopping", "stopped", "starting"):
+        between()
+        scene.tick()
+        assert scene.engine.pending_command(RUN, scene.now) == recovery.command()
+        seen.append(scene.report(recovery, state, target=40).stage)
+    between()
+    scene.start_attempt(2, 40)
+    seen.append(scene.recovery(recovery.id).stage)
+    for step in (41, 42, 43):
+        between()
+        assert scene.engine.pending_command(RUN, scene.now) is None
+        scene.tick()
+        scene.steps(2, step)
+    seen.append(scene.recovery(recovery.id).stage)
+    return seen
+
+
+STAGES = ["commanded", "commanded", "stopping", "starting", "starting", "verifying", "succeeded"]
+
+
+def test_a_recovery_goes_through_its_stages(scene: Scene) -> None:
+    assert walk(scene, lambda: None) == STAGES
+
+
+def test_a_kill_after_any_report_changes_nothing(scene: Scene) -> None:
+    assert walk(scene, scene.restart) == STAGES
+    assert len(scene.engine.recoveries()) == 1
+
+
+def test_reports_that_come_again_after_a_restart_change_nothing(scene: Scene) -> None:
+    recovery = scene.carry_out(scene.fail_with(incident()), steps=2)
+    lines = len(scene.kinds())
+    scene.restart()
+    scene.engine.pending_command(RUN, scene.now)
+    for state in ("accepted", "stopping", "stopped", "starting", "started", "succeeded"):
+        scene.report(recovery, state, target=48)
+    scene.steps(1, 47, 48, 49, 50)
+    scene.steps(2, 49, 50)
+    assert scene.recovery(recovery.id) == recovery
+    assert len(scene.kinds()) == lines
+    scene.steps(2, 51)
+    assert scene.recovery(recovery.id).stage == "succeeded"
+
+
+def test_the_timeline_has_every_moment_in_order(scene: Scene) -> None:
+    recovery = scene.carry_out(scene.fail_with(incident(onset=42)))
+    times = recovery.times
+    order = [
+        times.alert_received, times.planned, times.commanded, times.command_delivered, times.accepted, times.stopping,
+        times.stopped, times.starting, times.started, times.first_healthy_step, times.succeeded,
+    ]  # fmt: skip
+    assert None not in order
+    assert order == sorted(order, key=lambda at: at or 0.0)
+    assert (recovery.planned_target_step, recovery.target_step, recovery.new_attempt) == (40, 40, 2)
+    assert recovery.first_healthy_step == 41
+
+
+def test_the_supervisor_may_take_an_older_checkpoint_and_success_counts_from_there(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.report(recovery, "accepted", "starting", target=20)
+    scene.start_attempt(2, 20)
+    scene.steps(2, 20, 21, 22, 23)
+    recovery = scene.recovery(recovery.id)
+    assert (recovery.planned_target_step, recovery.target_step, recovery.stage) == (48, 20, "succeeded")
+
+
+def test_only_steps_past_the_target_count_and_each_once(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.report(recovery, "accepted", "starting", "started", target=48)
+    scene.steps(2, 47, 48, 49, 49, 49, 50, 50)
+    assert scene.recovery(recovery.id).healthy_steps == 2
+
+
+def test_an_unhealthy_step_starts_the_count_again_and_too_many_fail(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.report(recovery, "accepted", "starting", "started", target=48)
+    scene.steps(2, 49, 50)
+    scene.steps(2, 51, healthy=False)
+    scene.steps(2, 52, 53)
+    assert scene.recovery(recovery.id).stage == "verifying"
+    scene.steps(2, 54, 55, healthy=False)
+    assert scene.recovery(recovery.id).stage == "failed"
+    assert scene.engine.state_of(RUN).failed
+
+
+def test_a_new_attempt_that_dies_fails_the_recovery(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.report(recovery, "accepted", "stopping")
+    scene.exit_attempt(1, 143, expected=True)
+    assert scene.recovery(recovery.id).active, "the end of the failed attempt is part of the plan"
+    scene.report(recovery, "stopped", "starting")
+    scene.start_attempt(2, 48)
+    scene.exit_attempt(2, 1)
+    recovery = scene.recovery(recovery.id)
+    assert (recovery.stage, recovery.outcome) == (
+        "failed",
+        "Attempt 2 ended with exit code 1 after 0 healthy steps past the checkpoint.",
+    )
+
+
+def test_a_run_that_ends_healthy_before_the_count_is_full_is_recovered(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.start_attempt(2, 48)
+    scene.steps(2, 49)
+    scene.exit_attempt(2, 0, expected=True)
+    assert scene.recovery(recovery.id).stage == "succeeded"
+
+
+def test_the_same_failure_in_the_new_attempt_fails_the_recovery_and_is_not_answered_again(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.report(recovery, "accepted", "starting")
+    scene.start_attempt(2, 48)
+    again = incident(id="again", attempt=2)
+    scene.open(again)
+    scene.engine.on_incident(again, scene.facts, scene.now)
+    assert scene.recovery(recovery.id).stage == "failed"
+    scene.now += 10_000
+    assert scene.alert(again).outcome == "duplicate"
+    assert scene.alert(again, starts_at="2026-01-01T05:00:00Z").outcome == "attached"
+    assert len(scene.engine.recoveries()) == 1
+
+
+def test_a_supervisor_that_cannot_carry_it_out_is_quoted(scene: Scene) -> None:
+    recovery = scene.report(scene.fail_with(incident()), "accepted", "failed", detail="no checkpoint verifies")
+    assert recovery.stage == "failed"
+    assert "no checkpoint verifies" in recovery.outcome
+
+
+@pytest.mark.parametrize(
+    ("reports", "limit", "words"),
+    [
+        ((), "command_seconds", "taken the command"),
+        (("accepted",), "stop_seconds", "has not stopped"),
+        (("accepted", "stopping"), "stop_seconds", "has not stopped"),
+        (("accepted", "stopped"), "start_seconds", "has not started"),
+        (("accepted", "started"), "step_seconds", "no healthy step"),
+    ],
+)
+def test_a_stage_past_its_deadline_fails_and_a_person_is_told(
+    scene: Scene, reports: tuple[str, ...], limit: str, words: str
+) -> None:
+    seconds = getattr(scene.policy.deadlines, limit)
+    scene.tick()
+    recovery = scene.report(scene.fail_with(incident()), *reports)
+    scene.tick(seconds - 1)
+    assert scene.recovery(recovery.id).active
+    scene.tick(3)
+    recovery = scene.recovery(recovery.id)
+    assert recovery.stage == "failed"
+    assert words in recovery.outcome
+    assert scene.engine.pending_command(RUN, scene.now) is None
+    assert scene.engine.state_of(RUN).failed
+
+
+def test_the_time_the_exporter_was_down_does_not_count_against_a_stage(scene: Scene) -> None:
+    recovery = scene.report(scene.fail_with(incident()), "accepted", "stopping")
+    scene.now += 10 * scene.policy.deadlines.stop_seconds
+    scene.restart()
+    scene.tick()
+    assert scene.recovery(recovery.id).stage == "stopping"
+    scene.tick(scene.policy.deadlines.stop_seconds + 1)
+    assert scene.recovery(recovery.id).stage == "failed"
+
+
+def test_every_healthy_step_renews_the_deadline(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(success_steps=100, deadlines=Deadlines(step_seconds=10.0))
+    recovery = scene.fail_with(incident())
+    scene.start_attempt(2, 48)
+    for step in range(49, 60):
+        scene.tick(9)
+        scene.steps(2, step)
+    assert scene.recovery(recovery.id).stage == "verifying"
+
+
+def test_a_success_takes_the_failure_of_the_one_before_back(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(cooldown_seconds=0.0)
+    scene.report(scene.fail_with(incident()), "failed")
+    assert scene.engine.state_of(RUN).failed
+    second = incident("non_finite", "grad_norm", id="second")
+    done = scene.carry_out(scene.fail_with(second))
+    assert done.stage == "succeeded"
+    state = scene.engine.state_of(RUN)
+    assert (state.failed, state.outcomes) == (False, {"failed": 1, "succeeded": 1})
+
+
+def test_approve_waits_for_a_person_and_the_record_says_who(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(mode="approve")
+    recovery = scene.fail_with(incident())
+    scene.restart()
+    assert recovery.stage == "awaiting_approval"
+    assert scene.engine.pending_command(RUN, scene.now) is None
+    assert scene.engine.state_of(RUN).awaiting_approval
+    scene.tick(100_000)
+    assert scene.recovery(recovery.id).stage == "awaiting_approval", "a person may take the night"
+    approved = scene.engine.approve(recovery.id, "ada", scene.now)
+    assert (approved.stage, approved.resolved_by, approved.times.approved) == ("commanded", "ada", scene.now)
+    assert "ada" in str(scene.engine.audit()[0].data)
+    assert scene.engine.pending_command(RUN, scene.now) is not None
+
+
+def test_what_a_person_refused_is_not_asked_again(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(mode="approve")
+    found = incident()
+    recovery = scene.fail_with(found)
+    assert scene.engine.refuse(recovery.id, "ada", scene.now).stage == "refused"
+    scene.now += 10_000
+    assert scene.alert(found, starts_at="2026-01-02T00:00:00Z").outcome == "attached"
+    assert not scene.engine.state_of(RUN).failed
+
+
+def test_a_plan_is_withdrawn_when_its_incidents_are_over_or_the_run_was_restarted(
+    scene_with: Callable[..., Scene],
+) -> None:
+    for change in ({"incidents": ()}, {"attempt": 2}):
+        scene = scene_with(mode="approve")
+        recovery = scene.fail_with(incident())
+        scene.facts = replace(scene.facts, **change)  # type: ignore[arg-type]
+        scene.tick()
+        recovery = scene.recovery(recovery.id)
+        assert recovery.stage == "refused"
+        assert recovery.outcome.startswith("Withdrawn")
+        with pytest.raises(WrongStage, match="is refused; this is only possible while it is awaiting approval"):
+            scene.engine.approve(recovery.id, "ada", scene.now)
+
+
+def test_an_unknown_recovery_is_a_key_error(scene: Scene) -> None:
+    with pytest.raises(KeyError):
+        scene.engine.approve("r0", "ada", scene.now)
+
+
+def test_a_report_on_another_command_moves_nothing(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.engine.on_progress(RUN, CommandProgress(time=0.0, command_id="r0", state="failed"), scene.now)
+    assert scene.recovery(recovery.id) == recovery

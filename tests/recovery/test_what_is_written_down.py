@@ -1,0 +1,122 @@
+"""The store's own promises, and the reading of Alertmanager's webhook."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+from recovery_scene import RUN, Scene, incident
+
+from exporter.recovery.alertmanager import MAX_ALERTS, alerts_from_webhook
+from exporter.recovery.policy import RecoveryPolicy
+from exporter.recovery.store import RecoveryStore
+
+ALERT = {
+    "status": "firing",
+    "labels": {"alertname": "VerlNonFinite", "run": RUN},
+    "annotations": {"summary": "loss is NaN"},
+    "startsAt": "2026-01-01T00:00:00Z",
+    "endsAt": "0001-01-01T00:00:00Z",
+    "generatorURL": "http://127.0.0.1:9090/graph",
+    "fingerprint": "c0ffee",
+}
+
+
+def body(**changes: object) -> bytes:
+    return json.dumps({"version": "4", "groupKey": "{}", "receiver": "x", "alerts": [ALERT], **changes}).encode()
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM audit", "UPDATE audit SET summary = 'nothing happened'"])
+def test_the_audit_log_cannot_be_changed(scene: Scene, statement: str) -> None:
+    scene.fail_with(incident())
+    other = sqlite3.connect(scene.path)
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        other.execute(statement)
+    other.close()
+    assert len(scene.engine.audit()) == 1
+
+
+def test_a_second_active_recovery_of_a_run_is_refused_by_the_database(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    twin = msgspec.structs.replace(recovery, id="rtwin")
+    with pytest.raises(sqlite3.IntegrityError), scene.store.transaction():
+        scene.store.save(twin)
+
+
+def test_a_transaction_that_breaks_leaves_nothing(scene: Scene) -> None:
+    def note_and_break() -> None:
+        with scene.store.transaction():
+            scene.store.note(1.0, RUN, "", "test", "half done", data={})
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        note_and_break()
+    assert scene.engine.audit() == []
+
+
+def test_another_thread_may_ask(scene: Scene) -> None:
+    import concurrent.futures
+
+    recovery = scene.fail_with(incident())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(scene.engine.get, recovery.id).result() == recovery
+
+
+def test_a_store_that_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot be used"):
+        RecoveryStore(tmp_path / "missing" / "recovery.sqlite")
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"this is no database, and it is long enough to be read as one" * 20)
+    with pytest.raises(OSError, match="check the data directory"):
+        RecoveryStore(garbage)
+
+
+def test_old_alerts_are_forgotten_and_their_incident_still_makes_no_second_recovery(scene: Scene) -> None:
+    found = incident()
+    scene.carry_out(scene.fail_with(found))
+    scene.now += 40 * 86_400
+    scene.restart()
+    scene.tick()
+    assert scene.alert(found).outcome == "refused"
+    assert len(scene.engine.recoveries()) == 1
+
+
+def test_a_webhook_is_read() -> None:
+    (alert,) = alerts_from_webhook(body())
+    assert (alert.fingerprint, alert.starts_at, alert.status, alert.run_id) == (
+        "c0ffee", "2026-01-01T00:00:00Z", "firing", RUN,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bad", "where"),
+    [
+        (body(version="3"), r"\$.version"),
+        (body(alerts=[{**ALERT, "status": "on fire"}]), r"\$.alerts\[0\].status"),
+        (body(alerts=[{**ALERT, "labels": {"run": 7}}]), r"\$.alerts\[0\].labels"),
+        (body(alerts=[{k: v for k, v in ALERT.items() if k != "fingerprint"}]), "fingerprint"),
+        (body(alerts=[{**ALERT, "fingerprint": ""}]), r"\$.alerts\[0\]"),
+        (body(alerts=[ALERT] * (MAX_ALERTS + 1)), "at most 1000"),
+        (b"[]", "Expected `object`"),
+    ],
+)
+def test_a_webhook_that_is_wrong_says_where(bad: bytes, where: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=where):
+        alerts_from_webhook(bad)
+
+
+def test_a_webhook_that_is_not_json_is_a_decode_error() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        alerts_from_webhook(b"\x00\xff")
+
+
+def test_a_policy_from_the_configuration_names_the_place_of_a_mistake() -> None:
+    good = msgspec.convert({"mode": "auto", "deadlines": {"stop_seconds": 5}}, RecoveryPolicy)
+    assert (good.mode, good.deadlines.stop_seconds) == ("auto", 5)
+    with pytest.raises(msgspec.ValidationError, match=r"stop_seconds is 0.* - at `\$.deadlines`"):
+        msgspec.convert({"deadlines": {"stop_seconds": 0}}, RecoveryPolicy)
+    with pytest.raises(msgspec.ValidationError, match="unknown field `moed`"):
+        msgspec.convert({"moed": "auto"}, RecoveryPolicy)
