@@ -7,6 +7,7 @@
 ``VERL_SENTINEL_RUN_ID``  identity of the run, stable over restarts; default :func:`derive_run_id`
 ``VERL_SENTINEL_ATTEMPT`` which start of the run this is, from 1; default 1
 ``VERL_SENTINEL_STATE_DIR`` local state of the run (spool, stop request); default :func:`default_state_dir`
+``VERL_SENTINEL_GPU_SECONDS`` seconds between two GPU readings; default 5, read by :mod:`trainer_entry.gpu`
 ======================== ==========================================================================================
 """
 
@@ -27,8 +28,9 @@ TOKEN_FILE = "VERL_SENTINEL_TOKEN_FILE"
 RUN_ID = "VERL_SENTINEL_RUN_ID"
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIR = "VERL_SENTINEL_STATE_DIR"
+GPU_SECONDS = "VERL_SENTINEL_GPU_SECONDS"
 
-VARIABLES = (URL, TOKEN, TOKEN_FILE, RUN_ID, ATTEMPT, STATE_DIR)
+VARIABLES = (URL, TOKEN, TOKEN_FILE, RUN_ID, ATTEMPT, STATE_DIR, GPU_SECONDS)
 """All of them, in the order of the table above: what an entry point hands on to Ray workers."""
 
 DEFAULT_URL = "http://127.0.0.1:9464"

@@ -20,11 +20,10 @@ from typing import Any
 from exporter.protocol import Run
 from trainer_entry.gpu.sampler import GpuSampler
 from trainer_entry.push import PushClient
-from trainer_entry.settings import Settings
+from trainer_entry.settings import GPU_SECONDS, Settings
 
 log = logging.getLogger("trainer_entry.gpu")
 
-SECONDS = "VERL_SENTINEL_GPU_SECONDS"
 DEFAULT_SECONDS = 5.0
 RESTARTS = 3
 """How often Ray starts a sampler again that died, by the memory monitor's hand for instance."""
@@ -55,7 +54,7 @@ def start_samplers(settings: Settings, run: Run) -> list[Any]:
 
 def interval(environ: Mapping[str, str]) -> float:
     """Seconds between two samples, from ``VERL_SENTINEL_GPU_SECONDS``; what makes no sense there is said and left."""
-    text = environ.get(SECONDS, "").strip()
+    text = environ.get(GPU_SECONDS, "").strip()
     if not text:
         return DEFAULT_SECONDS
     try:
@@ -64,7 +63,9 @@ def interval(environ: Mapping[str, str]) -> float:
         seconds = 0.0
     if 0.1 <= seconds <= 3600:
         return seconds
-    log.warning("verl-sentinel: %s is %r; expected seconds from 0.1 to 3600; taking %g", SECONDS, text, DEFAULT_SECONDS)
+    log.warning(
+        "verl-sentinel: %s is %r; expected seconds from 0.1 to 3600; taking %g", GPU_SECONDS, text, DEFAULT_SECONDS
+    )
     return DEFAULT_SECONDS
 
 
