@@ -132,7 +132,7 @@ class StalledPhase:
         )
 
     def _longest(self, phase: str, *, warm: bool) -> float | None:
-        """Longest duration that counts: of all steps in first ones, of later steps in later ones, where there are any."""
+        """Longest duration that counts: in first steps of all steps, in later ones of later steps if there are any."""
         later, first = self._later.get(phase), self._first.get(phase)
         if later is None or first is None:
             return first if later is None else later

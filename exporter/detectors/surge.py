@@ -204,7 +204,7 @@ class _Series:
             self._past.push(min(self._recent.popleft()[1], self._cap()))
 
     def _ratio(self, size: float) -> float:
-        """How many times the yardstick, with the demands of median and floor worked in."""
+        """How many times the yardstick, with the demands of median, floor, slack and a short window worked in."""
         yardstick = self._past.largest(2)
         if self.watch.falls:
             if 1.0 / self._past.median() - 1.0 / size < self._floor:
@@ -214,7 +214,7 @@ class _Series:
         else:
             yardstick = max(yardstick, self._floor / self._factor)
         short = 1.0 + 2.0 * max(0, FULL - len(self._past)) / FULL
-        ratio = min(size / yardstick / short, LARGEST_RATIO)
+        ratio = min(size / yardstick / short / self.watch.slack, LARGEST_RATIO)
         return ratio if size > MEDIAN_FACTOR * self._past.median() else min(ratio, 1.0)
 
     def _cap(self) -> float:

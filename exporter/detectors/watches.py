@@ -25,6 +25,8 @@ class Watch:
     meaning: str
     advice: tuple[str, ...]
     falls: bool = False
+    slack: float = 1.0
+    """Ratios are divided by it: above 1 for a signal that grows in a healthy run."""
     before: int = 0
     """Steps by which the cause comes before the step that shows it: verl computes entropy before the step's update."""
 
@@ -36,7 +38,7 @@ class Watch:
 WATCHES = (
     Watch(
         "loss",
-        0.03,
+        0.01,
         "The loss has left its usual range: the policy moves away from what the batch asks for, or the data changed.",
         (_LR, _CLIP, "data.train_files: look at the batch of the onset"),
     ),
@@ -49,7 +51,7 @@ WATCHES = (
     ),
     Watch(
         "critic_loss",
-        0.03,
+        0.01,
         "The value model diverges; its advantages will mislead the policy.",
         ("critic.optim.lr", "critic.optim.clip_grad", "critic.cliprange_value"),
     ),
@@ -63,29 +65,30 @@ WATCHES = (
             _LR,
             "actor_rollout_ref.actor.ppo_epochs: lower it",
         ),
+        slack=1.5,
     ),
     Watch(
         "ppo_kl",
-        0.02,
+        0.01,
         "One step moves the policy much further than before: updates are too large for the batch they come from.",
         (_LR, "actor_rollout_ref.actor.ppo_epochs: lower it", "actor_rollout_ref.actor.clip_ratio: lower it"),
     ),
     Watch(
         "pg_clipfrac",
-        0.08,
+        0.05,
         "Far more tokens than before reach the clip range: the policy leaves its trust region.",
         (_LR, _BATCH, "actor_rollout_ref.actor.clip_ratio"),
     ),
     Watch(
         "entropy",
-        0.2,
+        0.05,
         "The policy becomes much more random from one step to the next: it loses what it learned.",
         (_LR, "actor_rollout_ref.actor.entropy_coeff: lower it", "actor_rollout_ref.rollout.temperature"),
         before=1,
     ),
     Watch(
         "entropy",
-        0.1,
+        0.05,
         "The policy collapses onto few tokens within some steps: nothing is explored any more.",
         (_LR, "actor_rollout_ref.actor.entropy_coeff: raise it", "actor_rollout_ref.actor.kl_loss_coef: raise it"),
         falls=True,
