@@ -1,0 +1,88 @@
+"""Hook: end the run cleanly when the supervisor asks, after the step that follows the one in progress.
+
+The supervisor writes ``stop-request`` with the attempt it means into the run's state directory. A thread in the
+process that runs the training loop moves the finish line: ``trainer.total_training_steps = trainer.global_steps +
+1``. verl then ends that step, saves, validates and returns by itself, with exit code 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainer_entry.plugin.hooks.base import SFT, Hook
+from trainer_entry.plugin.hooks.fit import FIT_TARGETS
+from trainer_entry.plugin.wrapping import Target, wrap
+
+POLL_SECONDS = 0.25
+REQUEST_NAME = "stop-request"
+_MAX_REQUEST_BYTES = 4096
+
+
+class CleanStop(Hook):
+    name = "clean_stop"
+    targets = FIT_TARGETS
+
+    def install(self, module: ModuleType, target: Target) -> None:
+        wrap(module, target.attribute, self.name, self._fit)
+
+    def unavailable(self) -> str:
+        """Ranks of SFT see the request at different moments and would end at different steps, which is a deadlock."""
+        ranks = _world_size() if self.runtime.trainer_kind == SFT else 1
+        if ranks > 1:
+            return f"SFT on {ranks} ranks cannot agree on a last step; the supervisor stops it with SIGTERM"
+        return ""
+
+    def _fit(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            over = threading.Event()
+            self.runtime.guarded(self.name, self._watch, trainer, over)
+            try:
+                return original(trainer, *args, **kwargs)
+            finally:
+                over.set()
+
+        return fit
+
+    def _watch(self, trainer: Any, over: threading.Event) -> None:
+        threading.Thread(
+            target=lambda: self.runtime.guarded(self.name, self._wait, trainer, over),
+            name="verl-sentinel-stop",
+            daemon=True,
+        ).start()
+
+    def _wait(self, trainer: Any, over: threading.Event) -> None:
+        while not over.wait(POLL_SECONDS):
+            directory = self.runtime.settings.state_dir
+            # The state directory is known at the latest when the tracking is open, early in fit.
+            if directory is None or self.runtime.client is None or self.unavailable():
+                continue
+            if requested(directory / REQUEST_NAME, self.runtime.settings.attempt):
+                step = getattr(trainer, "global_steps", None)
+                last = (self.runtime.last_step if step is None else int(step)) + 1
+                trainer.total_training_steps = min(int(trainer.total_training_steps), last)
+                self.runtime.report(f"asked to stop: training ends after step {trainer.total_training_steps}")
+                return
+
+
+def requested(path: Path, attempt: int) -> bool:
+    """Whether the file asks this attempt to stop. One for another attempt, or that is no request at all, does not."""
+    try:
+        with path.open("rb") as file:
+            request = json.loads(file.read(_MAX_REQUEST_BYTES))
+    except (OSError, ValueError):
+        return False
+    return isinstance(request, dict) and request.get("attempt") == attempt
+
+
+def _world_size() -> int:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())
