@@ -1,0 +1,152 @@
+"""What the read API shows of runs and incidents. Called by the routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from exporter.incidents import Incident
+from exporter.protocol import GpuReading, RolloutCounts, Scalar
+from exporter.recovery.facts import AttemptFacts, Checkpoint
+from exporter.service.core import Core
+from exporter.service.watch import WatchedRun
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in a list. Times are Unix seconds of the exporter's clock."""
+
+    run_id: str
+    project: str
+    experiment: str
+    trainer: str
+    verl_version: str
+    attempt: int
+    running: bool
+    step: int | None
+    """Newest step that this attempt has logged."""
+    steps_this_attempt: int
+    steps_total: int
+    first_seen: float
+    last_push: float
+    supervisor_heard: float | None
+    ended_at: float | None
+    exit_code: int | None
+    exit_summary: str
+    open_incidents: int
+    open_phases: dict[str, float]
+    """Age in seconds of every phase that is open."""
+    signals: dict[str, float]
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    attempt: int
+    at: float
+    signals: dict[str, float]
+
+
+class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident, its severity as a word."""
+
+    severity: str
+    id: str
+    run_id: str
+    detector: str
+    signal: str
+    kind: str
+    state: str
+    attempt: int
+    onset: int
+    first_step: int
+    last_step: int
+    opened_at: float
+    updated_at: float
+    count: int
+    worst_score: float
+    score: float
+    threshold: float
+    confidence: float
+    summary: str
+    meaning: str
+    advice: tuple[str, ...]
+    acknowledged_by: str
+    acknowledged_at: float | None
+    recovery_id: str
+    resolved_at: float | None
+    resolution: str
+
+
+class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One run with all that is known of it."""
+
+    run: RunView
+    attempts: list[AttemptFacts]
+    rollouts: RolloutCounts
+    checkpoints: list[Checkpoint]
+    hooks_in_place: list[str]
+    hooks_missing: dict[str, str]
+    """Name to reason."""
+    gpus: list[GpuReading]
+    incidents: list[IncidentView]
+    """Open ones, then resolved ones, newest first."""
+    steps: list[StepView]
+    """The newest steps, oldest first."""
+    config: dict[str, Scalar]
+
+
+def run_view(run: WatchedRun, now: float) -> RunView:
+    state, identity = run.state, run.state.identity
+    return RunView(
+        run_id=state.run_id,
+        project=identity.project,
+        experiment=identity.experiment,
+        trainer=identity.trainer,
+        verl_version=identity.verl_version,
+        attempt=state.attempt,
+        running=state.running,
+        step=state.current,
+        steps_this_attempt=state.steps_this_attempt,
+        steps_total=state.steps_total,
+        first_seen=state.first_seen,
+        last_push=state.last_push,
+        supervisor_heard=state.supervisor_heard,
+        ended_at=state.ended_at,
+        exit_code=state.exit_code,
+        exit_summary=state.exit_summary,
+        open_incidents=sum(1 for _ in run.book),
+        open_phases=state.open_phases(now),
+        signals=dict(state.signals),
+    )
+
+
+def run_detail(run: WatchedRun, now: float) -> RunDetail:
+    state = run.state
+    in_place, missing = state.hooks()
+    return RunDetail(
+        run=run_view(run, now),
+        attempts=list(state.attempts),
+        rollouts=state.rollouts(),
+        checkpoints=list(state.checkpoints),
+        hooks_in_place=in_place,
+        hooks_missing=missing,
+        gpus=[gpu for gpu, _ in state.gpus.values()],
+        incidents=incidents_of(run),
+        steps=[StepView(step=s.step, attempt=s.attempt, at=s.at, signals=s.signals) for s in state.recent],
+        config=dict(state.config),
+    )
+
+
+def incidents_of(run: WatchedRun) -> list[IncidentView]:
+    return [incident_view(incident) for incident in (*run.book, *reversed(run.book.history))]
+
+
+def all_incidents(core: Core) -> list[IncidentView]:
+    """Of every run, the newest first."""
+    found = [view for run in core.runs.values() for view in incidents_of(run)]
+    return sorted(found, key=lambda view: view.opened_at, reverse=True)
+
+
+def incident_view(incident: Incident) -> IncidentView:
+    fields: dict[str, Any] = {name: getattr(incident, name) for name in IncidentView.__struct_fields__}
+    return IncidentView(**{**fields, "severity": incident.severity.label})

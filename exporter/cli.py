@@ -1,0 +1,214 @@
+"""``verl-sentinel``: run the exporter, and look at one that runs. The heavy parts are imported by the command that
+needs them, so that ``--help`` and a question to a running exporter do not wait for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+COMMANDS = ("serve", "runs", "incidents", "recoveries", "audit")
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Watch verl training runs."
+)
+recoveries_app = typer.Typer(no_args_is_help=True, help="Recoveries: list, show, approve, refuse, acknowledge.")
+app.add_typer(recoveries_app, name="recoveries")
+
+Url = Annotated[str, typer.Option("--url", envvar="VERL_SENTINEL_URL", help="Base URL of the exporter.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the exporter's answer as it is.")]
+Who = Annotated[str, typer.Option("--who", help="Who decides; goes into the audit log. Default: your user name.")]
+RecoveryId = Annotated[str, typer.Argument(help="Id of the recovery.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000)]
+
+DEFAULT_URL = "http://127.0.0.1:9464"
+TIMEOUT_SECONDS = 10.0
+
+
+def main() -> None:
+    """Entry point of the program."""
+    app(prog_name="verl-sentinel")
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option("--config", help="Configuration file (YAML).")] = None,
+    listen: Annotated[str | None, typer.Option("--listen", help="Address and port; overrides the file.")] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="Data folder; overrides the file.")] = None,
+) -> None:
+    """Run the exporter until SIGTERM or Ctrl-C."""
+    import logging
+
+    from exporter.app import serve as run
+    from exporter.config import ConfigError, load
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        run(load(config, listen=listen, data_dir=data_dir))
+    except ConfigError as error:
+        stop(str(error), 2)
+
+
+@app.command()
+def runs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List all runs."""
+    answer = ask(url, "/api/v1/runs")
+    rows = [
+        (
+            run["run_id"],
+            run["trainer"],
+            str(run["attempt"]),
+            "running" if run["running"] else "ended",
+            "-" if run["step"] is None else str(run["step"]),
+            ago(run["last_push"]),
+            str(run["open_incidents"]),
+        )
+        for run in answer["runs"]
+    ]
+    show(answer, as_json, ("run", "trainer", "attempt", "state", "step", "last push", "open incidents"), rows)
+
+
+@app.command()
+def incidents(
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help="Resolved ones too.")] = False,
+) -> None:
+    """List incidents, the newest first."""
+    answer = ask(url, "/api/v1/incidents")
+    rows = [
+        (it["id"], it["severity"], it["state"], str(it["onset"]), ago(it["opened_at"]), it["summary"])
+        for it in answer["incidents"]
+        if everything or it["state"] != "resolved"
+    ]
+    show(answer, as_json, ("incident", "severity", "state", "onset", "opened", "summary"), rows)
+
+
+@app.command()
+def audit(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
+    """Show the audit log, the newest first."""
+    answer = ask(url, f"/api/v1/audit?limit={limit}")
+    rows = [
+        (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["at"])), line["run_id"], line["kind"], line["summary"])
+        for line in answer["audit"]
+    ]
+    show(answer, as_json, ("time", "run", "kind", "what"), rows)
+
+
+@recoveries_app.command("list")
+def recoveries_list(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
+    """List recoveries, the newest first."""
+    answer = ask(url, f"/api/v1/recoveries?limit={limit}")
+    rows = [
+        (it["id"], it["run_id"], str(it["attempt"]), it["action"], it["stage"], it["outcome"] or it["reason"])
+        for it in answer["recoveries"]
+    ]
+    show(answer, as_json, ("recovery", "run", "attempt", "action", "stage", "why"), rows)
+
+
+@recoveries_app.command("show")
+def recoveries_show(recovery_id: RecoveryId, url: Url = DEFAULT_URL) -> None:
+    """Show one recovery with its evidence, as JSON."""
+    typer.echo(json.dumps(ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}"), indent=2))
+
+
+@recoveries_app.command("approve")
+def recoveries_approve(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Let a recovery that waits for approval go ahead."""
+    decide(url, recovery_id, "approve", who)
+
+
+@recoveries_app.command("refuse")
+def recoveries_refuse(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Call off a recovery that waits for approval."""
+    decide(url, recovery_id, "refuse", who)
+
+
+@recoveries_app.command("acknowledge")
+def recoveries_acknowledge(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Take note that a recovery has failed; its alert ends."""
+    decide(url, recovery_id, "acknowledge", who)
+
+
+def decide(url: str, recovery_id: str, decision: str, who: str) -> None:
+    import getpass
+
+    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", {"who": who or getpass.getuser()})
+    typer.echo(f"Recovery {answer['id']} of run {answer['run_id']} is {answer['stage'].replace('_', ' ')}.")
+
+
+def ask(url: str, path: str, content: dict[str, Any] | None = None) -> Any:
+    """GET, or POST ``content`` as JSON; ends the program with a sentence where that fails."""
+    request = urllib.request.Request(url.rstrip("/") + path, headers={"Accept": "application/json"})
+    if not url.startswith(("http://", "https://")):
+        stop(f"--url is {url!r}: an address that starts with http:// or https:// is expected.", 2)
+    if content is not None:
+        request.data = json.dumps(content).encode()
+        request.add_header("Content-Type", "application/json")
+    token = operator_token()
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        try:
+            reason = json.load(error)["reason"]
+        except (ValueError, KeyError, TypeError):
+            reason = f"it answered {error.code} {error.reason}."
+        stop(f"The exporter at {url} refused: {reason}", 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        stop(f"The exporter at {url} cannot be asked: {reason}. Is it running, and is --url right?", 1)
+
+
+def operator_token() -> str:
+    """From ``VERL_SENTINEL_TOKEN``, or the file that ``VERL_SENTINEL_TOKEN_FILE`` names; empty where neither is set."""
+    file = os.environ.get("VERL_SENTINEL_TOKEN_FILE")
+    if os.environ.get("VERL_SENTINEL_TOKEN") or not file:
+        return os.environ.get("VERL_SENTINEL_TOKEN", "").strip()
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        stop(f"The token file {file} (VERL_SENTINEL_TOKEN_FILE) cannot be read: {error}.", 2)
+
+
+def show(answer: Any, as_json: bool, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # as text: what senders named is no markup
+    Console().print(table if rows else "None.")
+
+
+def ago(at: float) -> str:
+    seconds = max(0.0, time.time() - at)
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def quoted(part: str) -> str:
+    return urllib.parse.quote(part, safe="")
+
+
+def stop(sentence: str, code: int) -> NoReturn:
+    typer.echo(f"verl-sentinel: {sentence}", err=True)
+    raise typer.Exit(code)

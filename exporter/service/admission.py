@@ -1,0 +1,159 @@
+"""What is let in: the bounds of a push, checked before anything is written. Called by the core.
+
+A refusal names what was wrong and where, carries the status to answer with, and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from exporter.protocol import PROTOCOL_VERSION, Batch, ClosedPhase, Event, HooksReported, OpenPhase, RunStarted, Step
+
+MAX_INTEGER = 2**53
+"""Steps, sequence numbers and counts stay below, so that JSON, SQLite and float64 all hold them exactly."""
+
+MAX_PARTS = 1000
+"""Events, GPU readings, open and closed phases that one push may carry of each."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``limits`` section of the configuration."""
+
+    body_bytes: int = 8 * 1024 * 1024
+    steps_per_batch: int = 1000
+    metrics_per_step: int = 2000
+    runs: int = 200
+    """Runs that are watched at a time; one that has ended counts until its grace time is over."""
+    senders_per_run: int = 10_000
+    name_length: int = 256
+    """Characters of a run id, sender id, metric, phase or other name."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 1 <= getattr(self, name) < MAX_INTEGER:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+
+
+class Refused(Exception):
+    """A request that is not accepted.
+
+    Args:
+        reason: a word for the counter (``too_large``, ``token`` …).
+        message: a sentence: what was wrong, what to do.
+        where: path of the field, such as ``$.steps[0].metrics``.
+        status: the HTTP status to answer with.
+        retry_after: seconds after which to try again, 0 where trying again is useless.
+    """
+
+    def __init__(self, reason: str, message: str, *, where: str = "", status: int = 400, retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.where = where
+        self.status = status
+        self.retry_after = retry_after
+
+
+def check(batch: Batch, limits: Limits) -> None:
+    """Raise :class:`Refused` where the batch breaks a bound. The number of runs is the core's to check."""
+    if batch.protocol != PROTOCOL_VERSION:
+        raise Refused(
+            "protocol",
+            f"This exporter speaks protocol version {PROTOCOL_VERSION}, the push has version {batch.protocol}: "
+            "install the same release of verl-sentinel on both sides.",
+            where="$.protocol",
+        )
+    name(batch.run.run_id, "$.run.run_id", limits)
+    name(batch.sender.id, "$.sender.id", limits)
+    for field in ("project", "experiment", "trainer", "verl_version"):
+        name(getattr(batch.run, field), f"$.run.{field}", limits, empty=True)
+    _integer(batch.run.attempt, "$.run.attempt", least=1)
+    _integer(batch.seq, "$.seq", least=1)
+    _parts(batch.steps, "$.steps", limits.steps_per_batch)
+    _parts(batch.gpus, "$.gpus", MAX_PARTS)
+    _parts(batch.events, "$.events", MAX_PARTS)
+    for index, step in enumerate(batch.steps):
+        _step(step, f"$.steps[{index}]", limits)
+    if batch.phase is not None:
+        _integer(batch.phase.step, "$.phase.step")
+        both: dict[str, Sequence[OpenPhase | ClosedPhase]] = {"open": batch.phase.open, "closed": batch.phase.closed}
+        for part, phases in both.items():
+            _parts(phases, f"$.phase.{part}", MAX_PARTS)
+            for index, phase in enumerate(phases):
+                name(phase.name, f"$.phase.{part}[{index}].name", limits)
+                _seconds(phase.seconds, f"$.phase.{part}[{index}].seconds")
+    if batch.rollout is not None:
+        for field in batch.rollout.__struct_fields__:
+            _integer(getattr(batch.rollout, field), f"$.rollout.{field}")
+    for index, gpu in enumerate(batch.gpus):
+        where = f"$.gpus[{index}]"
+        name(gpu.node, f"{where}.node", limits)
+        name(gpu.uuid, f"{where}.uuid", limits, empty=True)
+        _integer(gpu.index, f"{where}.index")
+        for field in ("memory_used_bytes", "memory_total_bytes"):
+            if getattr(gpu, field) is not None:
+                _integer(getattr(gpu, field), f"{where}.{field}")
+    for index, event in enumerate(batch.events):
+        _event(event, f"$.events[{index}]", limits)
+
+
+def name(value: str, where: str, limits: Limits, *, empty: bool = False) -> None:
+    """Check a name that becomes a key or a label: printable, and of bounded length."""
+    if not value and not empty:
+        raise Refused("malformed", "A name is empty: it has to have at least one character.", where=where)
+    if len(value) > limits.name_length:
+        raise Refused(
+            "name_too_long",
+            f"A name has {len(value)} characters, at most {limits.name_length} are accepted (limits.name_length).",
+            where=where,
+        )
+    if not value.isprintable():
+        raise Refused("malformed", f"The name {value!r} has characters that cannot be printed.", where=where)
+
+
+def _step(step: Step, where: str, limits: Limits) -> None:
+    _integer(step.step, f"{where}.step")
+    if len(step.metrics) > limits.metrics_per_step:
+        raise Refused(
+            "too_many_metrics",
+            f"Step {step.step} has {len(step.metrics)} metrics, at most {limits.metrics_per_step} are accepted "
+            "(limits.metrics_per_step).",
+            where=f"{where}.metrics",
+        )
+    for key in step.metrics:
+        if len(key) > limits.name_length:
+            name(key, f"{where}.metrics", limits)
+
+
+def _event(event: Event, where: str, limits: Limits) -> None:
+    for field in ("step", "resume_step", "target_step"):
+        if getattr(event, field, None) is not None:
+            _integer(getattr(event, field), f"{where}.{field}")
+    if isinstance(event, HooksReported):
+        _parts(event.installed, f"{where}.installed", MAX_PARTS)
+        _parts(event.missing, f"{where}.missing", MAX_PARTS)
+        for hook in (*event.installed, *(missing.name for missing in event.missing)):
+            name(hook, where, limits)
+    elif isinstance(event, RunStarted):
+        _parts(event.config, f"{where}.config", 10 * MAX_PARTS)
+
+
+def _parts(parts: Iterable[object], where: str, most: int) -> None:
+    count = len(list(parts))
+    if count > most:
+        raise Refused("too_many_parts", f"The push has {count} entries here, at most {most} are accepted.", where=where)
+
+
+def _integer(value: int, where: str, least: int = 0) -> None:
+    if not least <= value < MAX_INTEGER:
+        raise Refused(
+            "malformed", f"The number {value} is out of range: it has to be {least} or more, below 2^53.", where=where
+        )
+
+
+def _seconds(value: float, where: str) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise Refused("malformed", f"The duration {value} is not a number of seconds of 0 or more.", where=where)

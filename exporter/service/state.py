@@ -1,0 +1,298 @@
+"""What the exporter knows of one run, apart from its incidents. Changed by the core, read by exposition and the API.
+
+Everything in here is made from accepted batches in the order of the journal, with the time of arrival by the exporter's
+clock, so it comes out the same after a restart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from exporter.detectors.base import LiveView
+from exporter.protocol import (
+    AttemptExited,
+    Batch,
+    GpuReading,
+    HooksReported,
+    PhaseReport,
+    Role,
+    RolloutCounts,
+    Run,
+    RunFinished,
+    RunStarted,
+    Scalar,
+)
+from exporter.recovery.facts import AttemptFacts, Checkpoint
+
+DURATION_BUCKETS = (
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1200.0,
+    1800.0,
+    3600.0,
+    7200.0,
+)
+"""Upper bounds in seconds: from a toy model's step to a large model's."""
+
+SUPERVISED_SECONDS = 30.0
+"""A supervisor that was heard within this time tells how the trainer ended; nobody else's word is taken for it."""
+
+REMEMBERED = 1000
+"""Checkpoints and attempts that are remembered for a run."""
+
+RECENT_STEPS = 256
+"""Steps whose signals the API can show."""
+
+
+@dataclass
+class Durations:
+    """A histogram of seconds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS) + 1))
+    total: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(DURATION_BUCKETS, seconds)] += 1
+        self.total += seconds
+
+
+@dataclass
+class SenderState:
+    """One process that pushes."""
+
+    role: Role
+    attempt: int
+    highest_seq: int = 0
+    last_heard: float = 0.0
+    rollout: RolloutCounts = field(default_factory=RolloutCounts)
+    phase: PhaseReport | None = None
+    phase_at: float = 0.0
+    phase_seq: int = 0
+    hooks: HooksReported | None = None
+
+
+@dataclass
+class RecentStep:
+    """One logged step as the API shows it."""
+
+    step: int
+    attempt: int
+    at: float
+    signals: dict[str, float]
+
+
+@dataclass
+class RunState:
+    """One run. Times are Unix seconds of the exporter's clock."""
+
+    run_id: str
+    first_seen: float
+    identity: Run
+    attempt: int = 0
+    """0 until the first attempt is known to have begun."""
+    running: bool = False
+    ended_at: float | None = None
+    exit_code: int | None = None
+    exited_unexpectedly: bool = False
+    exit_summary: str = ""
+    last_push: float = 0.0
+    """Newest push of a sender of the trainer; 0 before the first."""
+    supervisor_heard: float | None = None
+    current: int | None = None
+    """Newest step logged by this attempt."""
+    current_sender: str = ""
+    steps_this_attempt: int = 0
+    steps_total: int = 0
+    late_steps: int = 0
+    """Parts of steps that came after a newer step or attempt: remembered nowhere, judged by nobody."""
+    signals: dict[str, float] = field(default_factory=dict)
+    """Newest value of each signal in this attempt."""
+    step_signals: set[str] = field(default_factory=set)
+    """Signals of the current step that were judged already."""
+    recent: deque[RecentStep] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    durations: Durations = field(default_factory=Durations)
+    senders: dict[str, SenderState] = field(default_factory=dict)
+    gpus: dict[tuple[str, int], tuple[GpuReading, float]] = field(default_factory=dict)
+    checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    weight_sync_seconds: float | None = None
+    attempts: deque[AttemptFacts] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    configured_by: str = ""
+
+    def hear(self, batch: Batch, at: float) -> SenderState:
+        """Note who is speaking, and what the run is called."""
+        sender = self.senders.get(batch.sender.id)
+        if sender is None:
+            sender = self.senders[batch.sender.id] = SenderState(batch.sender.role, batch.run.attempt)
+        sender.last_heard = at
+        sender.attempt = max(sender.attempt, batch.run.attempt)
+        sender.highest_seq = max(sender.highest_seq, batch.seq)
+        if batch.sender.role == "supervisor":
+            self.supervisor_heard = at
+        else:
+            self.last_push = at
+        known, said = self.identity, batch.run
+        self.identity = Run(
+            run_id=self.run_id,
+            attempt=self.attempt,
+            project=said.project or known.project,
+            experiment=said.experiment or known.experiment,
+            trainer=said.trainer or known.trainer,
+            verl_version=said.verl_version or known.verl_version,
+        )
+        return sender
+
+    def begin_attempt(self, number: int, resume_step: int | None, at: float) -> None:
+        """A new attempt."""
+        self.attempt = number
+        self.attempts.append(AttemptFacts(number, resume_step))
+        self.new_trainer(at)
+
+    def new_trainer(self, at: float) -> None:
+        """Another process trains now: what described the old one is gone, and silence counts from here."""
+        self.last_push = at
+        self.current = None
+        self.current_sender = ""
+        self.steps_this_attempt = 0
+        self.configured_by = ""
+        self.signals = {}
+        self.step_signals = set()
+        self.gpus = {}
+        self._forget_senders()
+        self.set_running()
+
+    def set_running(self) -> None:
+        self.running = True
+        self.ended_at = None
+        self.exit_code = None
+        self.exited_unexpectedly = False
+        self.exit_summary = ""
+
+    def started(self, event: RunStarted, sender_id: str) -> None:
+        """The trainer opened its tracking."""
+        self.config = event.config
+        self.configured_by = sender_id
+        self.set_running()
+
+    def resume_known(self, resume_step: int | None) -> None:
+        """The supervisor says from which step the current attempt was resumed."""
+        if self.attempts and resume_step is not None:
+            self.attempts[-1] = AttemptFacts(self.attempt, resume_step)
+
+    def finished(self, event: RunFinished, at: float) -> None:
+        """verl closed its tracking. Where a supervisor watches, only it knows whether that was expected."""
+        supervised = self.supervisor_heard is not None and at - self.supervisor_heard < SUPERVISED_SECONDS
+        failed = bool(event.exit_code) and not supervised
+        self._end(event.exit_code, at, failed, f"verl ended with exit code {event.exit_code}" if failed else "")
+
+    def exited(self, event: AttemptExited, at: float) -> None:
+        """The supervisor saw the trainer end."""
+        how = f"by signal {event.signal}" if event.signal is not None else f"with exit code {event.exit_code}"
+        summary = f"The trainer ended {how} after {event.seconds:.0f} s"
+        if event.last_output and not event.expected:
+            summary += f"; its last line was: {event.last_output[-1].strip()[:300]}"
+        code = event.exit_code if event.signal is None else -event.signal
+        self._end(code, at, not event.expected, summary)
+
+    def _end(self, code: int | None, at: float, unexpected: bool, summary: str) -> None:
+        self.running = False
+        self.ended_at = at
+        self.exit_code = code
+        self.exited_unexpectedly = unexpected
+        self.exit_summary = summary
+        self.gpus = {}
+        for sender in self.senders.values():
+            sender.phase = None
+
+    def _forget_senders(self) -> None:
+        """Drop the phases and hooks of processes that are gone; their request counts stay, for those are totals."""
+        for sender in self.senders.values():
+            if sender.attempt < self.attempt and sender.role != "supervisor":
+                sender.phase = None
+                sender.hooks = None
+
+    def count_rollouts(self, sender: SenderState, counts: RolloutCounts) -> None:
+        """Take over a sender's totals; a total never shrinks, so an old report changes nothing."""
+        was = sender.rollout
+        if counts.succeeded + counts.failed + counts.cancelled < was.succeeded + was.failed + was.cancelled:
+            return
+        sender.rollout = RolloutCounts(
+            succeeded=max(was.succeeded, counts.succeeded),
+            failed=max(was.failed, counts.failed),
+            cancelled=max(was.cancelled, counts.cancelled),
+            in_flight=counts.in_flight,
+        )
+
+    def rollouts(self) -> RolloutCounts:
+        """Requests over all senders and attempts; in flight only those of the attempt that runs."""
+        succeeded = failed = cancelled = in_flight = 0
+        for sender in self.senders.values():
+            succeeded += sender.rollout.succeeded
+            failed += sender.rollout.failed
+            cancelled += sender.rollout.cancelled
+            in_flight += sender.rollout.in_flight if self.running and sender.attempt == self.attempt else 0
+        return RolloutCounts(succeeded=succeeded, failed=failed, cancelled=cancelled, in_flight=in_flight)
+
+    def open_phases(self, now: float) -> dict[str, float]:
+        """Phases that are open, with their age in seconds at ``now``; of several senders the oldest counts."""
+        ages: dict[str, float] = {}
+        for sender in self.senders.values():
+            if sender.phase is None or sender.attempt != self.attempt:
+                continue
+            for phase in sender.phase.open:
+                age = phase.seconds + max(0.0, now - sender.phase_at)
+                ages[phase.name] = max(age, ages.get(phase.name, 0.0))
+        return ages
+
+    def step_in_progress(self) -> int:
+        """The step that the trainer works on, as far as it said; else the newest that it logged."""
+        reported = [s.phase.step for s in self.senders.values() if s.phase is not None and s.attempt == self.attempt]
+        return max([self.current or 0, *reported])
+
+    def hooks(self) -> tuple[list[str], dict[str, str]]:
+        """Hooks in place and hooks missing (with the reason), over the processes of this attempt."""
+        missing: dict[str, str] = {}
+        seen: set[str] = set()
+        for sender in self.senders.values():
+            if sender.hooks is not None and sender.attempt == self.attempt:
+                seen.update(sender.hooks.installed)
+                missing.update({hook.name: hook.reason for hook in sender.hooks.missing})
+        return sorted(seen - missing.keys()), missing
+
+    def last_saved(self) -> Checkpoint | None:
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def last_verified(self) -> Checkpoint | None:
+        return next((c for c in reversed(self.checkpoints) if c.verified), None)
+
+    def view(self, now: float) -> LiveView:
+        """The run as live detectors see it."""
+        rollouts = self.rollouts()
+        return LiveView(
+            now=now,
+            step=self.step_in_progress(),
+            attempt=self.attempt,
+            steps_this_attempt=self.steps_this_attempt,
+            running=self.running,
+            last_push=self.last_push or self.first_seen,
+            open_phases=self.open_phases(now),
+            rollouts_succeeded=rollouts.succeeded,
+            rollouts_failed=rollouts.failed,
+            exit_code=self.exit_code,
+            exited_unexpectedly=self.exited_unexpectedly,
+            exit_summary=self.exit_summary,
+        )

@@ -1,0 +1,275 @@
+"""One run under watch: its state, its detectors, its incidents, and how a batch changes them. Called by the core.
+
+Everything happens in the order of the journal and with the times in it. What the recovery engine has to hear is not
+told from here but handed back as :class:`Report`, because on replay most of it was told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exporter.detectors.base import LiveDetector, Severity, StepDetector, StepSample, Verdict
+from exporter.incidents import Change, Incident, IncidentBook, Rules
+from exporter.protocol import (
+    AttemptExited,
+    AttemptStarted,
+    Batch,
+    CheckpointSaved,
+    CommandProgress,
+    HooksReported,
+    Run,
+    RunFinished,
+    RunStarted,
+    Step,
+    WeightsSynced,
+    number,
+)
+from exporter.recovery.facts import Checkpoint, OpenIncident, RunFacts
+from exporter.service.entries import Look, Mark
+from exporter.service.state import RecentStep, RunState, SenderState
+from exporter.signals import canonical
+
+LOOK_SECONDS = 1.0
+
+
+class Detectors(Protocol):
+    """Fresh detectors of one run (``exporter.detectors.registry.DetectorSet``)."""
+
+    @property
+    def step(self) -> Sequence[StepDetector]: ...
+
+    @property
+    def live(self) -> Sequence[LiveDetector]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step was logged and judged."""
+
+    attempt: int
+    step: int
+    healthy: bool
+    """No verdict on it is critical."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """The supervisor says that an attempt started or exited."""
+
+    attempt: int
+    event: AttemptStarted | AttemptExited
+
+
+Report = StepDone | AttemptReport | CommandProgress | Change
+"""Something that the recovery engine has to hear, in the order in which it happened."""
+
+
+@dataclass
+class WatchedRun:
+    """``detectors`` belong to this run alone."""
+
+    state: RunState
+    detectors: Detectors
+    book: IncidentBook
+    last_look: float = 0.0
+    reports: list[Report] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, run: Run, detectors: Detectors, rules: Rules, at: float) -> WatchedRun:
+        return cls(RunState(run.run_id, at, run), detectors, IncidentBook(run.run_id, rules))
+
+    def apply_batch(self, batch: Batch, at: float) -> list[Report]:
+        """Change the state by one accepted batch: what began, then what was measured, then what ended."""
+        self.reports = []
+        state, attempt = self.state, batch.run.attempt
+        known = state.senders.get(batch.sender.id)
+        stale_beat = known is not None and batch.seq <= known.highest_seq
+        sender = state.hear(batch, at)
+        for event in batch.events:
+            if isinstance(event, AttemptStarted):
+                self._attempt_started(event, attempt, at)
+        if batch.sender.role != "supervisor" and attempt > state.attempt:
+            self._begin(attempt, None, at)
+        for event in batch.events:
+            if isinstance(event, RunStarted) and attempt == state.attempt:
+                self._run_started(event, sender, batch.sender.id, at)
+        if attempt == state.attempt:
+            self._measure(batch, sender, stale_beat, at)
+        elif batch.rollout is not None:
+            state.count_rollouts(sender, batch.rollout)
+        for step in batch.steps:
+            self._step(step, batch, at)
+        for event in batch.events:
+            self._other_event(event, sender, attempt, at)
+        return self.reports
+
+    def look(self, now: float) -> list[Verdict]:
+        """Ask the live detectors. Changes nothing but their own memory; what they say counts once it is journalled."""
+        self.last_look = now
+        view = self.state.view(now)
+        return [verdict for detector in self.detectors.live for verdict in detector.look(view)]
+
+    def apply_look(self, look: Look, at: float) -> list[Report]:
+        return list(self.book.observe_live(look.verdicts, attempt=look.attempt, at=at))
+
+    def apply_mark(self, mark: Mark, at: float) -> list[Report]:
+        if mark.action == "acknowledge":
+            return [change for i in mark.incidents for change in self.book.acknowledge(i, mark.who, at)]
+        if mark.action == "mitigate":
+            return list(self.book.mitigate(mark.incidents, mark.who))
+        if mark.action == "recovered":
+            return list(self.book.recovered(mark.incidents, mark.reason, at))
+        return list(self.book.give_back(mark.incidents))
+
+    def facts(self) -> RunFacts:
+        """The run as recovery sees it."""
+        state = self.state
+        return RunFacts(
+            run_id=state.run_id,
+            attempt=state.attempt,
+            step=state.current or 0,
+            running=state.running,
+            checkpoints=tuple(state.checkpoints),
+            attempts=tuple(state.attempts),
+            incidents=tuple(open_incident(incident) for incident in self.book),
+        )
+
+    def _begin(self, attempt: int, resume_step: int | None, at: float) -> None:
+        first = self.state.attempt == 0
+        step = resume_step if resume_step is not None else (self.state.current or 0)
+        self.state.begin_attempt(attempt, resume_step, at)
+        if not first:
+            self._resumed(step)
+
+    def _resumed(self, step: int) -> None:
+        for detector in (*self.detectors.step, *self.detectors.live):
+            detector.resumed(step, self.state.attempt)
+
+    def _attempt_started(self, event: AttemptStarted, attempt: int, at: float) -> None:
+        if attempt > self.state.attempt:
+            self._begin(attempt, event.resume_step, at)
+        elif attempt == self.state.attempt:
+            self.state.resume_known(event.resume_step)
+        self.reports.append(AttemptReport(attempt, event))
+
+    def _run_started(self, event: RunStarted, sender: SenderState, sender_id: str, at: float) -> None:
+        """A second trainer in one attempt is a restart by hand, without a supervisor that counts."""
+        state = self.state
+        if state.configured_by and state.configured_by != sender_id and sender.role == "trainer":
+            step = state.current or 0
+            state.new_trainer(at)
+            self._resumed(step)
+        state.started(event, sender_id)
+
+    def _measure(self, batch: Batch, sender: SenderState, stale: bool, at: float) -> None:
+        state = self.state
+        if batch.rollout is not None:
+            state.count_rollouts(sender, batch.rollout)
+        for gpu in batch.gpus:
+            state.gpus[(gpu.node, gpu.index)] = (gpu, at)
+        if batch.phase is None:
+            return
+        if not stale and state.running:
+            sender.phase, sender.phase_at = batch.phase, at
+        for phase in batch.phase.closed:
+            for detector in self.detectors.live:
+                detector.phase_closed(phase.name, phase.seconds, batch.phase.step)
+
+    def _step(self, part: Step, batch: Batch, at: float) -> None:
+        """A part of a step. It is judged when it arrives; a part that comes later adds what it brings anew."""
+        state = self.state
+        current, sender_id = state.current, batch.sender.id
+        if batch.run.attempt < state.attempt:
+            state.late_steps += 1
+            return
+        if current is not None and part.step < current:
+            if sender_id == state.current_sender:
+                state.late_steps += 1
+                return
+            # Another process logs an older step: somebody restarted the trainer from a checkpoint.
+            state.new_trainer(at)
+            self._resumed(part.step)
+            current = None
+        signals = canonical({key: number(value) for key, value in part.metrics.items()}, state.identity.trainer)
+        if current is None or part.step > current:
+            self._new_step(part, signals, sender_id, at)
+            return
+        fresh = {name: value for name, value in signals.items() if name not in state.step_signals}
+        state.signals.update(signals)
+        state.step_signals.update(fresh)
+        if state.recent:
+            state.recent[-1].signals.update(signals)
+        if "step_time" in fresh:
+            state.durations.observe(fresh["step_time"])
+        if fresh:
+            self._judge(StepSample(part.step, state.attempt, at, fresh), at, whole=False)
+
+    def _new_step(self, part: Step, signals: dict[str, float], sender_id: str, at: float) -> None:
+        state = self.state
+        state.current, state.current_sender = part.step, sender_id
+        state.signals.update(signals)
+        state.step_signals = set(signals)
+        state.recent.append(RecentStep(part.step, state.attempt, at, dict(signals)))
+        training = part.step > 0 and any(not key.startswith("val") for key in part.metrics)
+        if training:
+            state.steps_this_attempt += 1
+            state.steps_total += 1
+        if "step_time" in signals:
+            state.durations.observe(signals["step_time"])
+        verdicts = self._judge(StepSample(part.step, state.attempt, at, signals), at, whole=training)
+        if training:
+            healthy = all(verdict.severity < Severity.CRITICAL for verdict in verdicts)
+            self.reports.append(StepDone(state.attempt, part.step, healthy))
+
+    def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
+        verdicts = [verdict for detector in self.detectors.step for verdict in detector.observe(sample)]
+        self.reports.extend(self.book.observe_step(verdicts, attempt=sample.attempt, at=at, whole_step=whole))
+        return verdicts
+
+    def _other_event(self, event: object, sender: SenderState, attempt: int, at: float) -> None:
+        state = self.state
+        if isinstance(event, HooksReported):
+            sender.hooks = event
+        elif isinstance(event, CheckpointSaved):
+            state.checkpoints.append(
+                Checkpoint(
+                    step=event.step,
+                    path=event.path,
+                    attempt=attempt,
+                    verified=event.verified,
+                    saved_at=at,
+                    reason=event.reason,
+                )
+            )
+        elif isinstance(event, WeightsSynced):
+            state.weight_sync_seconds = event.seconds
+        elif isinstance(event, RunFinished):
+            if attempt == state.attempt and state.running:
+                state.finished(event, at)
+        elif isinstance(event, AttemptExited):
+            if attempt >= state.attempt:
+                state.exited(event, at)
+            self.reports.append(AttemptReport(attempt, event))
+        elif isinstance(event, CommandProgress):
+            self.reports.append(event)
+
+
+def open_incident(incident: Incident) -> OpenIncident:
+    """An incident as recovery sees it."""
+    return OpenIncident(
+        id=incident.id,
+        run_id=incident.run_id,
+        detector=incident.detector,
+        signal=incident.signal,
+        severity=incident.severity,
+        attempt=incident.attempt,
+        onset=incident.onset,
+        step=incident.last_step,
+        confidence=incident.confidence,
+        score=incident.worst_score,
+        threshold=incident.threshold,
+        summary=incident.summary,
+        opened_at=incident.opened_at,
+    )
