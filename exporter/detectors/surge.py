@@ -139,9 +139,8 @@ class Surge:
             threshold=threshold,
             confidence=_confidence(severity, score, threshold),
             summary=(
-                f"{watch.signal} {'fell to' if watch.falls else 'is'} {value:.4g}; {count} of the last "
-                f"{len(ratios)} steps were {score:.3g} times or more {'below' if watch.falls else 'above'} the usual "
-                f"{'low' if watch.falls else 'high'} of {series.usual():.4g} (median {series.middle():.4g}), "
+                f"{watch.signal} left its range in {count} of the last {len(ratios)} steps: {value:.4g} now, usually "
+                f"{'not below' if watch.falls else 'up to'} {series.usual():.4g} (median {series.middle():.4g}), "
                 f"since step {series.onset}"
             ),
             meaning=watch.meaning,
@@ -221,11 +220,12 @@ class _Series:
         return self._factor * self._past.largest(2) if len(self._past) >= 5 else math.inf
 
     def _estimate_onset(self) -> int:
-        """First step of the run-up: back from now while the values stay above the yardstick itself."""
-        yardstick = max(self._past.largest(2), MEDIAN_FACTOR * self._past.median())
-        onset = self._recent[-1][0]
+        """First step of the run-up: back while values are nearer, by their ratios, to now's than to the usual."""
+        onset, now = self._recent[-1]
+        usual = max(self._past.largest(2), self._past.median())
+        between = math.sqrt(usual) * math.sqrt(now)
         for step, size in reversed(self._recent):
-            if size < yardstick:
+            if size < between:
                 break
             onset = step
         return onset
