@@ -90,7 +90,7 @@ class Child:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send a signal to the process itself, where it still runs."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ class Child:
         """Ask it to end, wait, and kill its session's process group if it does not."""
         if self._process is None:
             return
-        self.signal(first)
+        self.send(first)
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

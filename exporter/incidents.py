@@ -59,6 +59,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     last_step: int
     opened_at: float
+    paged_at: float | None = None
+    """When it first became critical in this attempt, None while it has not."""
+    paged_step: int | None = None
     updated_at: float
     """When the newest verdict came (for live detectors: when it last changed)."""
     count: int
@@ -226,6 +229,8 @@ class IncidentBook:
             first_step=verdict.step,
             last_step=verdict.step,
             opened_at=at,
+            paged_at=at if verdict.severity is Severity.CRITICAL else None,
+            paged_step=verdict.step if verdict.severity is Severity.CRITICAL else None,
             updated_at=at,
             count=1,
             worst_score=verdict.score,
@@ -246,6 +251,9 @@ class IncidentBook:
         if not same and state == "mitigating":
             state = "opened"
         worse = verdict.severity > before.severity
+        paged = (before.paged_at, before.paged_step) if same else (None, None)
+        if paged[0] is None and verdict.severity is Severity.CRITICAL:
+            paged = (at, verdict.step)
         after = msgspec.structs.replace(
             before,
             state=state,
@@ -253,6 +261,8 @@ class IncidentBook:
             attempt=attempt,
             onset=min(before.onset, verdict.onset) if same else verdict.onset,
             last_step=verdict.step,
+            paged_at=paged[0],
+            paged_step=paged[1],
             updated_at=at,
             count=before.count + 1,
             worst_score=_worse(before.worst_score, verdict.score) if same else verdict.score,

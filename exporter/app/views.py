@@ -61,6 +61,8 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     last_step: int
     opened_at: float
+    paged_at: float | None
+    paged_step: int | None
     updated_at: float
     count: int
     worst_score: float

@@ -1,0 +1,215 @@
+"""The demo from start to end: make the toy, start the stack, train under the supervisor, watch, conclude, clean up.
+
+Called by ``python -m demo``, which ``make demo`` runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from demo.client import ExporterApi
+from demo.display import Display, Observed
+from demo.observer import Observer
+from demo.processes import Child, StartError
+from demo.scenarios import Scenario
+from demo.stack import Stack, environment_of_trainer
+from demo.summary import Observation, Result, conclude
+from demo.toy import environment, make, overrides
+
+POLL_SECONDS = 0.3
+HEALTHY_STEPS_SHOWN = 5
+"""A run with a fault goes on for as many steps after its recovery, so that one sees it train."""
+MARK = ".verl-sentinel-demo"
+"""A file in the output folder, so that only a folder of the demo's own is ever emptied."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``python -m demo`` was asked for."""
+
+    scenario: Scenario
+    out: Path
+    seed: int = 0
+    limit_seconds: float = 900.0
+    """A run that takes longer has failed; on two cores a scenario takes about two to three minutes."""
+
+
+def run(options: Options, console: Console) -> int:
+    """Run one scenario; returns the exit code: 0 if what it promises happened, 130 after Ctrl-C, else 1."""
+    out = options.out
+    _prepare(out)
+    scenario = options.scenario
+    console.print(f"verl-sentinel demo, scenario [bold]{scenario.name}[/]: {scenario.summary}")
+    toy = make(out.parent / "toy")
+    stack = Stack(out)
+    if stack.fast_path:
+        console.print(
+            f"[yellow]{' and '.join(stack.missing_programs)} not found[/]: the loop runs through the exporter's own fast "
+            "path, without Prometheus and Alertmanager. To have them: apt install prometheus prometheus-alertmanager."
+        )
+    run_id = f"demo-{scenario.name}"
+    state_dir = out / "state"
+    observation = Observation(started=time.time())
+    supervisor = Child(
+        "the supervisor",
+        [
+            *(sys.executable, "-m", "trainer_entry.cli", "run"),
+            *("--state-dir", str(state_dir), "--run-id", run_id, "--url", stack.exporter_url),
+            *("--clean-stop-seconds", "8", "--term-seconds", "8"),
+            "--",
+            *(sys.executable, "-m", "trainer_entry.main_ppo"),
+            *overrides(toy, out / "checkpoints", steps=scenario.steps, seed=options.seed),
+        ],
+        out / "logs" / "trainer.log",
+        env=_trainer_environment(stack, scenario, out),
+    )
+    seen = Observed(run_id=run_id, total_steps=scenario.steps)
+    with _Interrupts() as interrupts, Display(seen, f"scenario {scenario.name}", console) as display:
+        try:
+            stack.start()
+            display.event(f"exporter on {stack.exporter_url}")
+            if not stack.fast_path:
+                display.event(f"Prometheus on {stack.prometheus_url}, Alertmanager on {stack.alertmanager_url}")
+            supervisor.start()
+            display.event("supervisor started; the trainer needs about half a minute")
+            observer = Observer(
+                ExporterApi(stack.exporter_url, stack.token("operate")),
+                None if stack.fast_path else stack.prometheus_url,
+                run_id,
+                state_dir / "fault.json",
+                seen,
+                display,
+                observation,
+            )
+            _follow(options, observer, supervisor, stack, interrupts)
+        except StartError as error:
+            observation.problem = str(error)
+        finally:
+            observation.interrupted = interrupts.happened
+            if supervisor.running():
+                display.event("stopping the trainer")
+            # It stops the trainer first; killing it would leave a run for the next supervisor to take over.
+            supervisor.stop(seconds=60.0, first=signal.SIGINT)
+            stack.stop()
+    result = conclude(scenario, observation)
+    _report(result, out, console)
+    if interrupts.happened:
+        return 130
+    return 0 if result.ok else 1
+
+
+class _Interrupts:
+    """Counts Ctrl-C and SIGTERM instead of dying of them, so that everything that was started is ended in order."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> _Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, *_: object) -> None:
+        self.happened = True
+
+
+def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stack, interrupts: _Interrupts) -> None:
+    """Poll until the scenario is over, one way or the other."""
+    observation = observer.observation
+    deadline = time.monotonic() + options.limit_seconds
+    steps_at_success: int | None = None
+    while not interrupts.happened:
+        ended = not supervisor.running()
+        observer.poll()
+        if ended:
+            observation.trainer_exit_code = supervisor.exit_code()
+            if options.scenario.expects_recovery and not _succeeded(observer):
+                observation.problem = (
+                    f"the supervisor ended with code {supervisor.exit_code()} before the run had recovered; "
+                    f"its output: {supervisor.log}"
+                )
+            return
+        broken = stack.dead()
+        if broken:
+            observation.problem = broken
+            return
+        if _succeeded(observer):
+            steps_at_success = observation.last_step if steps_at_success is None else steps_at_success
+            if observation.last_step >= steps_at_success + HEALTHY_STEPS_SHOWN:
+                return
+        recovery = observer.recovery()
+        if recovery is not None and recovery["stage"] in ("failed", "refused"):
+            return
+        if time.monotonic() > deadline:
+            observation.problem = f"not over after {options.limit_seconds:.0f} s; logs are in {options.out / 'logs'}"
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _succeeded(observer: Observer) -> bool:
+    recovery = observer.recovery()
+    return recovery is not None and recovery["stage"] == "succeeded"
+
+
+def _trainer_environment(stack: Stack, scenario: Scenario, out: Path) -> dict[str, str]:
+    env = environment_of_trainer(stack, environment(os.environ))
+    env["VERL_FILE_LOGGER_PATH"] = str(out / "metrics.jsonl")
+    if scenario.fault_step is not None:
+        env.update(
+            {
+                "VERL_USE_EXTERNAL_MODULES": "demo.faults",
+                "VERL_SENTINEL_DEMO_FAULT": scenario.name,
+                "VERL_SENTINEL_DEMO_FAULT_STEP": str(scenario.fault_step),
+            }
+        )
+    return env
+
+
+def _prepare(out: Path) -> None:
+    """Empty the output folder, if it is one of ours or new. Raises :class:`StartError` with a sentence."""
+    try:
+        if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+            raise StartError(f"{out} is not empty and was not made by the demo: name another folder with --out.")
+        for entry in out.iterdir() if out.exists() else ():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARK).touch()
+    except OSError as error:
+        raise StartError(f"The output folder {out} cannot be written: {error.strerror or error}.") from error
+
+
+def _report(result: Result, out: Path, console: Console) -> None:
+    (out / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
+    table = Table(title="Timeline", title_justify="left", show_header=True, header_style="bold")
+    table.add_column("what")
+    table.add_column("seconds", justify="right")
+    table.add_column("", overflow="fold")
+    for moment in result.timeline:
+        table.add_row(moment.name, "-" if moment.seconds is None else f"{moment.seconds:.1f}", moment.note)
+    console.print(table)
+    numbers = result.summary
+    if numbers["recovery_seconds"] is not None:
+        console.print(
+            f"alert to first healthy step {numbers['recovery_seconds']:.1f} s, of which the trainer's own start "
+            f"{numbers['trainer_start_seconds'] or 0:.1f} s; false pages: {numbers['false_pages']}"
+        )
+    style = "bold green" if result.ok else "bold red"
+    console.print(f"[{style}]{result.outcome}[/]   summary: {out / 'summary.json'}", soft_wrap=True)

@@ -1,0 +1,188 @@
+"""Exporter, Prometheus and Alertmanager for the demo: on loopback, on ports that are free, with tokens of their own.
+
+Called by :mod:`demo.run`. The rules and routes are the ones that ship in ``rules/``; only addresses, intervals and the
+token file are filled in.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.client import answers
+from demo.processes import Child, StartError, free_port
+
+RULES = Path(__file__).resolve().parents[1] / "rules"
+SCRAPE_SECONDS = 1
+EVALUATION_SECONDS = 1
+SCOPES = ("push", "alert", "operate")
+START_SECONDS = 60.0
+"""A busy two-core machine needs seconds to start a Python service; more than this is a fault."""
+
+
+class Stack:
+    """The watching side of the loop.
+
+    Args:
+        out: folder for configuration, data and logs.
+        stall_seconds: a phase that is open for less is never a stall.
+    """
+
+    def __init__(self, out: Path, stall_seconds: float = 12.0) -> None:
+        self.out = out
+        self._stall_seconds = stall_seconds
+        self.tokens = {scope: out / "tokens" / scope for scope in SCOPES}
+        ports = _free_ports(3)
+        self.exporter_url = f"http://127.0.0.1:{ports[0]}"
+        self.prometheus_url = f"http://127.0.0.1:{ports[1]}"
+        self.alertmanager_url = f"http://127.0.0.1:{ports[2]}"
+        self._programs = {name: shutil.which(name) for name in ("prometheus", "prometheus-alertmanager")}
+        self.children: list[Child] = []
+
+    @property
+    def missing_programs(self) -> list[str]:
+        """Programs that are not on this machine; without one of them the loop uses the exporter's own fast path."""
+        return [name for name, path in self._programs.items() if path is None]
+
+    @property
+    def fast_path(self) -> bool:
+        return bool(self.missing_programs)
+
+    def token(self, scope: str) -> str:
+        return self.tokens[scope].read_text().strip()
+
+    def start(self) -> None:
+        """Write the configuration and start everything; raises :class:`StartError` with a sentence."""
+        self._write_tokens()
+        exporter = self._exporter()
+        programs = [] if self.fast_path else [self._alertmanager(), self._prometheus()]
+        for child in (exporter, *programs):
+            self.children.append(child)
+            child.start()
+        exporter.wait_until(lambda: answers(f"{self.exporter_url}/readyz"), START_SECONDS, "it was ready")
+        for child, url in zip(programs, (self.alertmanager_url, self.prometheus_url), strict=False):
+            child.wait_until(lambda url=url: answers(f"{url}/-/ready"), START_SECONDS, "it was ready")  # type: ignore[misc]
+
+    def stop(self) -> None:
+        """End what was started, in reverse order."""
+        for child in reversed(self.children):
+            child.stop()
+
+    def dead(self) -> str:
+        """A sentence about the first child that ended by itself, empty where all run."""
+        for child in self.children:
+            if not child.running():
+                return f"{child.name} ended with code {child.exit_code()}:\n{child.last_output()}"
+        return ""
+
+    def _write_tokens(self) -> None:
+        folder = self.out / "tokens"
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        for path in self.tokens.values():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_urlsafe(24) + "\n")
+
+    def _exporter(self) -> Child:
+        config: dict[str, Any] = {
+            "listen": self.exporter_url.removeprefix("http://"),
+            "data_dir": str(self.out / "exporter"),
+            "tokens": {scope: [{"file": str(path)}] for scope, path in self.tokens.items()},
+            # A toy's generation takes a second; a real one's takes minutes, and the default floor is made for that.
+            "detectors": {"stalled_phase": {"floor_seconds": self._stall_seconds}},
+            "recovery": {
+                "mode": "auto",
+                "trigger": "direct" if self.fast_path else "alertmanager",
+                "cooldown_seconds": 30,
+                "success_steps": 5,
+            },
+        }
+        path = self.out / "exporter.yml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        return Child(
+            "the exporter",
+            [sys.executable, "-m", "exporter", "--config", str(path)],
+            self.out / "logs" / "exporter.log",
+        )
+
+    def _prometheus(self) -> Child:
+        config = yaml.safe_load((RULES / "prometheus" / "prometheus.yml").read_text())
+        config["global"].update(
+            {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": f"{EVALUATION_SECONDS}s"}
+        )
+        config["rule_files"] = [str(RULES / "prometheus" / "*.rules.yml")]
+        config["alerting"]["alertmanagers"] = [{"static_configs": [{"targets": [_host(self.alertmanager_url)]}]}]
+        for job in config["scrape_configs"]:
+            target = {"verl-sentinel": self.exporter_url, "prometheus": self.prometheus_url}.get(job["job_name"])
+            if target is None:
+                target = self.alertmanager_url
+            job["static_configs"] = [{"targets": [_host(target)]}]
+            job.pop("scrape_interval", None)
+        path = self.out / "prometheus.yml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        return Child(
+            "Prometheus",
+            [
+                str(self._programs["prometheus"]),
+                f"--config.file={path}",
+                f"--storage.tsdb.path={self.out / 'prometheus'}",
+                f"--web.listen-address={_host(self.prometheus_url)}",
+            ],
+            self.out / "logs" / "prometheus.log",
+        )
+
+    def _alertmanager(self) -> Child:
+        config = yaml.safe_load((RULES / "alertmanager.yml").read_text())
+        for receiver in config["receivers"]:
+            for hook in receiver.get("webhook_configs", []):
+                hook["url"] = f"{self.exporter_url}/api/v1/alerts"
+                hook["http_config"] = {
+                    "authorization": {"type": "Bearer", "credentials_file": str(self.tokens["alert"])}
+                }
+        path = self.out / "alertmanager.yml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        return Child(
+            "Alertmanager",
+            [
+                str(self._programs["prometheus-alertmanager"]),
+                f"--config.file={path}",
+                f"--storage.path={self.out / 'alertmanager'}",
+                f"--web.listen-address={_host(self.alertmanager_url)}",
+                # No cluster of Alertmanagers: the gossip port would be one more to be free.
+                "--cluster.listen-address=",
+            ],
+            self.out / "logs" / "alertmanager.log",
+        )
+
+
+def _host(url: str) -> str:
+    return url.removeprefix("http://")
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    while len(ports) < count:
+        ports.append(free_port(frozenset(ports)))
+    return ports
+
+
+def environment_of_trainer(stack: Stack, base: dict[str, str]) -> dict[str, str]:
+    """What the supervisor and the trainer need to find the exporter."""
+    return {
+        **base,
+        "VERL_SENTINEL_URL": stack.exporter_url,
+        "VERL_SENTINEL_TOKEN_FILE": str(stack.tokens["push"]),
+        "VERL_SENTINEL_PYTHON": sys.executable,
+        # Loopback only; a proxy of the user's must not see it.
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1"])),
+        "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy", ""), "127.0.0.1"])),
+    }
+
+
+__all__ = ["Stack", "StartError", "environment_of_trainer"]
