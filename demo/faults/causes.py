@@ -86,10 +86,10 @@ def _spoil_a_weight(plan: Plan, engine: ModuleType) -> None:
 
 
 def _set_nan(module: Any) -> None:
-    """One weight of the last layer, on this process's shard, becomes NaN; everything computed from it follows."""
+    """One weight of the last normalisation becomes NaN, on this process's shard: every logit is computed from it."""
     import torch
 
-    weight = list(module.parameters())[-1]
+    weight = [parameter for parameter in module.parameters() if parameter.dim() == 1][-1]
     local = weight.to_local() if hasattr(weight, "to_local") else weight
     with torch.no_grad():
         local.view(-1)[0] = math.nan

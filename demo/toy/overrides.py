@@ -16,7 +16,7 @@ REWARD = Path(__file__).resolve().with_name("reward.py")
 _FULL_PRECISION = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
 
 BATCH_PROMPTS = 8
-RESPONSES_PER_PROMPT = 6
+RESPONSES_PER_PROMPT = 4
 
 
 def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:

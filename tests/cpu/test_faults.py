@@ -119,11 +119,11 @@ def test_the_rate_is_raised_for_the_optimizer_and_not_for_the_scheduler(tmp_path
 def test_one_weight_becomes_nan_in_training_and_not_while_only_scoring(tmp_path):
     torch = pytest.importorskip("torch")
     plan = Plan(Fault.NAN, 2, tmp_path)
-    module = torch.nn.Linear(3, 2, bias=False)
+    module = torch.nn.Sequential(torch.nn.LayerNorm(3, bias=False), torch.nn.Linear(3, 2, bias=False))
     engine = engine_with(causes._spoil_a_weight, plan, module)
 
     def spoilt():
-        return int(module.weight.isnan().sum())
+        return sum(int(weight.isnan().sum()) for weight in module.parameters())
 
     plan.begin_step(1)
     engine.forward_backward_batch(None, None)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from trainer_entry.cpu.late import when_imported
+from trainer_entry.plugin.post_import import PostImport
 
 
 @pytest.fixture
@@ -53,3 +54,27 @@ def test_a_module_that_does_not_exist_still_fails_to_import_and_is_hooked_when_i
     __import__("late_to_come")
     sys.modules.pop("late_to_come")
     assert seen == [2]
+
+
+@pytest.mark.parametrize("plugin_first", [True, False])
+def test_the_plugins_finder_and_this_one_can_wait_for_the_same_module(module, plugin_first):
+    seen, errors = [], []
+    other = PostImport(lambda name, error: errors.append(error))
+    waits = [other.when_imported, when_imported] if plugin_first else [when_imported, other.when_imported]
+    for wait in waits:
+        wait(module, lambda m: seen.append(m.value))
+    try:
+        __import__(module)
+    finally:
+        other.remove()
+    assert seen == [1, 1]
+    assert errors == []
+
+
+def test_an_action_that_fails_stops_the_import_with_the_reason(module):
+    def fail(m):
+        raise AttributeError("no such class")
+
+    when_imported(module, fail)
+    with pytest.raises(RuntimeError, match=f"{module} could not be prepared for the CPU: no such class"):
+        __import__(module)
