@@ -1,7 +1,8 @@
 """Makes the variables of the trainer side reach every process of a run. Used by the drop-in entry points.
 
 Processes on this machine inherit the environment; Ray workers on other nodes get only what ``ray.init`` is told. So
-``ray.init`` is wrapped for the time of the run: verl prints its own arguments for it, and a token must not be in that line.
+``ray.init`` is wrapped for the time of the run: verl prints its own arguments for it, and a token must not be in that
+line.
 """
 
 from __future__ import annotations

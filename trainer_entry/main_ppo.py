@@ -1,8 +1,8 @@
 """``python -m trainer_entry.main_ppo OVERRIDES``: verl's PPO entry point, watched.
 
-Takes the very overrides that ``python -m verl.trainer.main_ppo`` takes, prints what it prints and exits as it exits. Before
-that it asks for the plugin (``VERL_SENTINEL_URL``, http://127.0.0.1:9464 where it is not set; ``off`` watches nothing), gives
-the run its identity, and sees to it that Ray workers on other nodes get both.
+Takes the very overrides that ``python -m verl.trainer.main_ppo`` takes, prints what it prints and exits as it exits.
+Before that it asks for the plugin (``VERL_SENTINEL_URL``, http://127.0.0.1:9464 where it is not set; ``off`` watches
+nothing), gives the run its identity, and sees to it that Ray workers on other nodes get both.
 """
 
 from __future__ import annotations

@@ -120,9 +120,9 @@ class Runtime:
         self.finished = True
         for call in self.at_finish:
             self.guarded("run_end", call)
-        client.phases.clear()
         client.event(event)
-        client.flush(FINISH_SECONDS)
+        client.close(FINISH_SECONDS)
+        self._trainer_client = None
 
     def _run(self, project: str, experiment: str) -> Run:
         return Run(

@@ -45,10 +45,6 @@ class PhaseBoard:
         if opened is not None:
             self._closed.append((opened[0], self._monotonic() - opened[1]))
 
-    def clear(self) -> None:
-        """Forget what is open: the trainer left its loop, by its end or by an exception."""
-        self._open.clear()
-
     def report(self) -> PhaseReport | None:
         """What to send now, and start a new list of closed phases; None where no phase was ever begun."""
         if not self.used:
