@@ -1,4 +1,4 @@
-"""``python -m demo``: the closed loop on the stock verl trainer, with a fault of your choice. ``make demo`` calls it."""
+"""``python -m demo``: the closed loop on the stock verl trainer, with a fault of your choice. For ``make demo``."""
 
 from __future__ import annotations
 

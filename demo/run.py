@@ -54,8 +54,9 @@ def run(options: Options, console: Console) -> int:
     stack = Stack(out)
     if stack.fast_path:
         console.print(
-            f"[yellow]{' and '.join(stack.missing_programs)} not found[/]: the loop runs through the exporter's own fast "
-            "path, without Prometheus and Alertmanager. To have them: apt install prometheus prometheus-alertmanager."
+            f"[yellow]{' and '.join(stack.missing_programs)} not found[/]: the loop runs through the exporter's own "
+            "fast path, without Prometheus and Alertmanager. "
+            "To have them: apt install prometheus prometheus-alertmanager."
         )
     run_id = f"demo-{scenario.name}"
     state_dir = out / "state"

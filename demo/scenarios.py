@@ -1,4 +1,4 @@
-"""What can go wrong in the demo, and what has to follow. Read by :mod:`demo.run`, shown by ``python -m demo --help``."""
+"""What can go wrong in the demo, and what has to follow. Read by :mod:`demo.run`, shown by ``--help``."""
 
 from __future__ import annotations
 
