@@ -10,8 +10,10 @@ What is and what is not a finding, and why:
 - KL, entropy, reward and the like count only after they have been finite once: a run that does not use a KL term may
   log it as NaN from the start, for ever.
 
-The loss, the entropy and the reward of a step are computed with the weights that the step before left behind, so their
-onset is the step before: a checkpoint saved there may hold the broken weights already.
+Loss, entropy and reward of a step are computed with the weights that the step before left behind, so their onset is the
+step before: a checkpoint saved there may hold the broken weights already. Only where the entropy of the same step is
+finite are its first weights known to be sound (verl computes it before the step's first update): then the loss broke
+within the step.
 
 Score: steps in a row with a value that is not finite; threshold 0 (any is a finding).
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.detectors.base import Severity, StepSample, Verdict
 from exporter.detectors.options import at_least
@@ -87,6 +89,15 @@ _WATCHED = (
 )
 
 
+class _Streak(NamedTuple):
+    """Steps in a row with a value that is not finite."""
+
+    first: int
+    last: int
+    steps: int
+    onset: int
+
+
 class NonFinite:
     """NaN or infinity in loss, gradient norm, KL, entropy or reward.
 
@@ -110,7 +121,7 @@ class NonFinite:
         self._stays = stays
         self._warmup = warmup
         self._finite_once: set[str] = set()
-        self._streaks: dict[str, tuple[int, int, int]] = {}  # signal: first bad step, last one, how many
+        self._streaks: dict[str, _Streak] = {}
         self._steps = 0
         self._last_step: int | None = None
 
@@ -125,8 +136,11 @@ class NonFinite:
         bad = [w for w in _WATCHED if self._is_bad(w, sample.signals)]
         verdicts = []
         for watched in bad:
-            first, last, count = self._streaks.get(watched.signal, (step, step - 1, 0))
-            streak = (first, step, count + (step != last))
+            streak = self._streaks.get(watched.signal)
+            if streak is None:
+                streak = _Streak(step, step, 1, _onset(watched, sample))
+            elif streak.last != step:
+                streak = streak._replace(last=step, steps=streak.steps + 1)
             self._streaks[watched.signal] = streak
             verdicts.append(self._verdict(watched, sample.signals[watched.signal], step, streak, alone=len(bad) == 1))
         for signal in [s for s in self._streaks if math.isfinite(sample.signals.get(s, math.nan))]:
@@ -142,21 +156,18 @@ class NonFinite:
             return False
         return watched.always or watched.signal in self._finite_once
 
-    def _verdict(
-        self, watched: _Watched, value: float, step: int, streak: tuple[int, int, int], *, alone: bool
-    ) -> Verdict:
-        first, _, count = streak
+    def _verdict(self, watched: _Watched, value: float, step: int, streak: _Streak, *, alone: bool) -> Verdict:
         scaling = watched.signal == "grad_norm" and math.isinf(value) and alone and self._steps <= self._warmup
-        since = f" for {count} steps, since step {first}" if count > 1 else f" at step {step}"
+        since = f" for {streak.steps} steps, since step {streak.first}" if streak.steps > 1 else f" at step {step}"
         return Verdict(
             detector=self.name,
             signal=watched.signal,
             severity=Severity.WARNING if scaling else Severity.CRITICAL,
             step=step,
-            onset=max(first - watched.before, 0),
-            score=float(count),
+            onset=streak.onset,
+            score=float(streak.steps),
             threshold=0.0,
-            confidence=0.5 if scaling else 1.0 if count >= self._stays else 0.9,
+            confidence=0.5 if scaling else 1.0 if streak.steps >= self._stays else 0.9,
             summary=f"{watched.signal} is {_spell(value)}{since}",
             meaning=watched.meaning,
             advice=watched.advice,
@@ -181,9 +192,16 @@ class NonFinite:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._finite_once = set(state["finite_once"])
-        self._streaks = {s: (int(f), int(last), int(n)) for s, (f, last, n) in state["streaks"].items()}
+        self._streaks = {signal: _Streak(*map(int, streak)) for signal, streak in state["streaks"].items()}
         self._steps = state["steps"]
         self._last_step = state["last_step"]
+
+
+def _onset(watched: _Watched, sample: StepSample) -> int:
+    """First step that belongs to the failure, for a signal that is not finite since this step."""
+    if watched.signal == "loss" and math.isfinite(sample.signals.get("entropy", math.nan)):
+        return sample.step
+    return max(sample.step - watched.before, 0)
 
 
 def _spell(value: float) -> str:

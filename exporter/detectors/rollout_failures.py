@@ -1,15 +1,19 @@
 """Live detector ``rollout_failures``: too large a share of the rollout requests fails.
 
-verl's V1 trainer goes on when requests fail and logs no share of them; the plugin counts. Judged over a window of time,
-by evidence, not by the bare share: one failure in a hundred is above 0.5 % and means nothing. The evidence is the
-probability of that many failures, or more, if the true share were the limit: below 1 % is a warning, below ``alpha`` a
-page (small, because it is asked once a second). A page also needs failures in more than one step, for one server that
-hiccups once fails many requests together.
+verl's V1 trainer goes on when requests fail and logs no share of them; the plugin counts. Judged over a window of
+time, by evidence, not by the bare share: one failure in a hundred is above 0.5 % and means nothing. The evidence is
+the probability of that many failures, or more, if the true share were the limit: below one in a thousand is a warning,
+below ``alpha`` a page (small, because it is asked once a second and for many beginnings). What is judged begins at the
+failure, within the window, from which on the evidence is strongest, so that an hour without failures does not hide the
+first bad minute. A page also needs failures at three looks at least, for one server that hiccups once fails many
+requests together.
 
-Score: the share of failed requests; threshold ``limit``. The confidence is one less that probability.
+Score: the share of failed requests since that beginning; threshold ``limit``. The confidence is one less the
+probability.
 
 Reference: the exact one-sided test of a share (C. J. Clopper and E. S. Pearson, The use of confidence or fiducial
-limits, Biometrika 26, 1934), by the Poisson tail, which bounds the binomial one for shares above a small limit.
+limits, Biometrika 26, 1934), by the Poisson tail, which bounds the binomial one for shares above a
+small limit; M. Kulldorff, A spatial scan statistic, Communications in Statistics 26, 1997, for the best beginning.
 """
 
 from __future__ import annotations
@@ -17,14 +21,24 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.detectors.base import LiveView, Severity, Verdict
 from exporter.detectors.options import at_least, at_most, more_than
 
-WARNING_ALPHA = 0.01
-SLICES = 60
-"""The window is kept as at most about this many readings, whatever the rate of looking."""
+WARNING_ALPHA = 0.001
+BURSTS = 64
+"""Looks with new failures that are remembered, the newest ones."""
+PAGE_BURSTS = 3
+
+
+class _Burst(NamedTuple):
+    """A look that brought new failures, and the counts at the look before."""
+
+    time: float
+    step: int
+    succeeded_before: int
+    failed_before: int
 
 
 class RolloutFailures:
@@ -34,13 +48,13 @@ class RolloutFailures:
     ``min_failures``: counts below which nothing is said. ``alpha``: probability of chance below which it is a page.
 
     >>> detector = RolloutFailures()
-    >>> for step, (ok, failed) in enumerate([(0, 0), (32, 0), (63, 1), (92, 4), (121, 7), (150, 10)], start=40):
+    >>> for step, (ok, failed) in enumerate([(0, 0), (900, 0), (931, 1), (960, 4), (989, 7), (1018, 10)], start=40):
     ...     view = LiveView(1000.0 + step, step, 1, step, True, 0.0, rollouts_succeeded=ok, rollouts_failed=failed)
     ...     for v in detector.look(view):
-    ...         print(step, v.severity.label, f"share {failed / (ok + failed):.1%}", "since", v.onset)
-    43 warning share 4.2% since 43
-    44 critical share 5.5% since 43
-    45 critical share 6.2% since 43
+    ...         print(step, v.severity.label, f"share {v.score:.1%}", "since", v.onset)
+    43 warning share 6.2% since 43
+    44 critical share 7.3% since 43
+    45 critical share 7.8% since 43
     """
 
     name = "rollout_failures"
@@ -52,7 +66,7 @@ class RolloutFailures:
         window_seconds: float = 600.0,
         min_requests: int = 50,
         min_failures: int = 3,
-        alpha: float = 1e-5,
+        alpha: float = 1e-6,
     ) -> None:
         more_than(self.name, "limit", limit, 0.0)
         at_most(self.name, "limit", limit, 1.0, "a share of all requests")
@@ -66,9 +80,8 @@ class RolloutFailures:
         self._restart()
 
     def _restart(self) -> None:
-        self._readings: deque[tuple[float, int, int]] = deque()  # time, succeeded, failed
-        self._bursts: deque[tuple[float, int, int]] = deque()  # time, step in progress, failures since the look before
-        self._last: tuple[float, int, int] | None = None
+        self._bursts: deque[_Burst] = deque(maxlen=BURSTS)
+        self._last: tuple[float, int, int] | None = None  # time, succeeded, failed
 
     def phase_closed(self, name: str, seconds: float, step: int) -> None:
         """Not needed here."""
@@ -78,37 +91,29 @@ class RolloutFailures:
         reading = (view.now, view.rollouts_succeeded, view.rollouts_failed)
         if self._last is None or any(new < old for new, old in zip(reading, self._last, strict=True)):
             self._restart()
-            self._readings.append(reading)
-        elif reading[2] > self._last[2]:
-            self._note_burst(view.now, view.step + 1, reading[2] - self._last[2])
+        elif view.rollouts_failed > self._last[2]:
+            self._bursts.append(_Burst(view.now, view.step + 1, self._last[1], self._last[2]))
         self._last = reading
-        if view.now - self._readings[-1][0] >= self._window / SLICES:
-            self._readings.append(reading)
-        begin = view.now - self._window
-        while len(self._readings) > 1 and self._readings[1][0] <= begin:
-            self._readings.popleft()
-        while self._bursts and self._bursts[0][0] <= self._readings[0][0]:
+        while self._bursts and self._bursts[0].time <= view.now - self._window:
             self._bursts.popleft()
-        _, succeeded, failed = self._readings[0]
-        return self._judge(view, reading[1] - succeeded, reading[2] - failed)
+        return self._judge(view)
 
-    def _note_burst(self, now: float, step: int, failures: int) -> None:
-        if self._bursts and self._bursts[-1][1] == step:
-            failures += self._bursts.pop()[2]
-        self._bursts.append((now, step, failures))
-        if len(self._bursts) > SLICES:
-            self._bursts.popleft()
-
-    def _judge(self, view: LiveView, succeeded: int, failed: int) -> Sequence[Verdict]:
-        total = succeeded + failed
-        if total < self._min_requests or failed < self._min_failures or not self._bursts:
+    def _judge(self, view: LiveView) -> Sequence[Verdict]:
+        chance, since = WARNING_ALPHA, -1
+        for index, burst in enumerate(self._bursts):
+            failed = view.rollouts_failed - burst.failed_before
+            total = failed + view.rollouts_succeeded - burst.succeeded_before
+            if total >= self._min_requests and failed >= self._min_failures and failed > self._limit * total:
+                by_chance = poisson_tail(failed, self._limit * total)
+                if by_chance < chance:
+                    chance, since = by_chance, index
+        if since < 0:
             return ()
-        share = failed / total
-        chance = poisson_tail(failed, self._limit * total)
-        if share <= self._limit or chance > WARNING_ALPHA:
-            return ()
-        page = chance < self._alpha and len(self._bursts) > 1
-        onset = self._bursts[0][1]
+        start = self._bursts[since]
+        failed = view.rollouts_failed - start.failed_before
+        total = failed + view.rollouts_succeeded - start.succeeded_before
+        share, looks, onset = failed / total, len(self._bursts) - since, start.step
+        page = chance < self._alpha and looks >= PAGE_BURSTS
         return (
             Verdict(
                 detector=self.name,
@@ -120,9 +125,8 @@ class RolloutFailures:
                 threshold=self._limit,
                 confidence=1.0 - chance if page else 0.4,
                 summary=(
-                    f"{failed} of {total} rollout requests failed within {self._window:.0f} s ({share:.2%}, limit "
-                    f"{self._limit:.2%}; by chance with probability {chance:.1g}), in {len(self._bursts)} steps since "
-                    f"step {onset}"
+                    f"{failed} of {total} rollout requests failed within {view.now - start.time:.0f} s ({share:.2%}, "
+                    f"limit {self._limit:.2%}; by chance with probability {chance:.1g}), since step {onset}"
                 ),
                 meaning=(
                     "verl drops the samples of failed requests and goes on: the batches get smaller, and biased "
@@ -142,15 +146,13 @@ class RolloutFailures:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "readings": [list(reading) for reading in self._readings],
             "bursts": [list(burst) for burst in self._bursts],
             "last": None if self._last is None else list(self._last),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._restart()
-        self._readings.extend((float(t), int(ok), int(bad)) for t, ok, bad in state["readings"])
-        self._bursts.extend((float(t), int(step), int(bad)) for t, step, bad in state["bursts"])
+        self._bursts.extend(_Burst(float(time), *map(int, counts)) for time, *counts in state["bursts"])
         last = state["last"]
         self._last = None if last is None else (float(last[0]), int(last[1]), int(last[2]))
 

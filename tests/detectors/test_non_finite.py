@@ -29,6 +29,12 @@ def test_one_that_stays_is_certain() -> None:
     assert {v.onset for v in verdicts} == {20}, "the weights were broken by the step before the first NaN loss"
 
 
+def test_a_finite_entropy_in_the_same_step_shows_that_the_step_began_with_sound_weights() -> None:
+    steps = healthy(30)
+    steps[-1][1]["loss"] = NAN
+    assert watch([NonFinite()], steps)[0].onset == 30
+
+
 def test_one_that_heals_is_over_at_the_next_step_and_the_next_one_starts_anew() -> None:
     verdicts = watch([NonFinite()], series("grad_norm", [0.5, NAN, 0.5, NAN, NAN]))
     assert [(v.step, v.onset) for v in verdicts] == [(2, 2), (4, 4), (5, 4)]
