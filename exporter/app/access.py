@@ -26,6 +26,7 @@ class Access:
         """Raise :class:`Refused` (401, or 403 for a token of another scope) where the request may not do this."""
         wanted = self._tokens.get(scope, ())
         if not wanted:
+            _require_local_name(request, scope)
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not given.strip():
@@ -44,6 +45,15 @@ class Access:
             raise Refused("token", message, where="header Authorization", status=403)
         message = f"The token is not one of those that are set for scope {scope}."
         raise Refused("token", message, where="header Authorization", status=401)
+
+
+def _require_local_name(request: Request[Any, Any, Any], scope: Scope) -> None:
+    """What is open without a token is open to programs here, not to a web page whose name was made to point here."""
+    host = request.headers.get("host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name not in ("", "localhost", "::1") and not name.startswith("127."):
+        message = f"It was asked for as {name!r}: without a token of scope {scope} only localhost may ask."
+        raise Refused("host", message, where="header Host", status=403)
 
 
 def _matches(token: bytes, known: tuple[bytes, ...]) -> bool:

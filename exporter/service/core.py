@@ -8,30 +8,30 @@ journal, in the order of the journal; that is why a restart finds the same state
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
 
-from exporter.incidents import Change, Rules
-from exporter.protocol import Batch, Command, CommandProgress, PushAnswer, decode_batch
+from exporter.incidents import Rules
+from exporter.protocol import Batch, PushAnswer, decode_batch
 from exporter.recovery.engine import RecoveryEngine
-from exporter.recovery.facts import Alert, RunFacts
-from exporter.recovery.record import Decision, Recovery
-from exporter.recovery.record import RunState as RecoveryState
+from exporter.recovery.facts import Alert
+from exporter.recovery.record import Decision
 from exporter.service.admission import Limits, Refused, check
 from exporter.service.entries import Look, Mark, batch_entry, look_entry, mark_entry, read_look, read_mark
 from exporter.service.journal import Entry
 from exporter.service.recorder import Recorded, Recorder
-from exporter.service.watch import LOOK_SECONDS, AttemptReport, Detectors, Report, StepDone, WatchedRun, open_incident
+from exporter.service.recovery_link import RecoveryLink
+from exporter.service.watch import LOOK_SECONDS, Detectors, Report, WatchedRun
 
 log = logging.getLogger("exporter.core")
 
 ABANDONED_SECONDS = 7 * 86_400.0
 """A run that fell silent, or died with an incident that nobody acknowledged, stays in ``/metrics`` for this long."""
 
-MITIGATING_STAGES = ("commanded", "stopping", "starting", "verifying")
+MAX_GPUS = 8192
+"""Of one run."""
 
 Answer = Callable[[PushAnswer | Refused], None]
 
@@ -60,6 +60,7 @@ class Core:
     ) -> None:
         self._recorder = recorder
         self.engine = engine
+        self.link = RecoveryLink(engine)
         self._make_detectors = detectors
         self._limits = limits
         self._rules = rules
@@ -68,11 +69,11 @@ class Core:
         self.unreadable_entries = 0
         self.journal_error = ""
         """Why the newest write to the journal failed; empty while it works."""
-        self.engine_error = ""
-        """Why the recovery engine could not be told; from then on a restart tells it again."""
         self.accepted = 0
         self.duplicates = 0
-        self.steps_late = 0
+        self.faults = 0
+        """Entries whose effect failed half-way by a fault of ours; they are in the journal and in the log."""
+        self._admitting: set[str] = set()
         self._pending: set[tuple[str, str]] = set()
 
     # Pushes
@@ -84,6 +85,8 @@ class Core:
         """
         check(batch, self._limits)
         self._check_room(batch, now)
+        if batch.run.run_id not in self.runs:
+            self._admitting.add(batch.run.run_id)
         entry = batch_entry(batch, now, body)
         self._recorder.record(entry, partial(self._batch_recorded, batch, answer))
 
@@ -99,6 +102,7 @@ class Core:
         run = self.runs.get(batch.run.run_id)
         if run is None:
             watched = sum(1 for other in self.runs.values() if self.shown(other, now))
+            watched += len(self._admitting - {batch.run.run_id})
             if watched >= self._limits.runs:
                 raise Refused(
                     "too_many_runs",
@@ -118,7 +122,17 @@ class Core:
                 retry_after=60,
             )
 
+        elif len(run.state.gpus.keys() | {(gpu.node, gpu.index) for gpu in batch.gpus}) > MAX_GPUS:
+            raise Refused(
+                "too_many_gpus",
+                f"Run {run.state.run_id} would have readings of more than {MAX_GPUS} GPUs.",
+                where="$.gpus",
+                status=429,
+                retry_after=60,
+            )
+
     def _batch_recorded(self, batch: Batch, answer: Answer, entry: Entry, outcome: Recorded) -> None:
+        self._admitting.discard(entry.run_id)
         self.journal_error = outcome.error
         run = self.runs.get(entry.run_id)
         if outcome.error:
@@ -139,12 +153,7 @@ class Core:
     def _answer(self, batch: Batch, now: float, *, duplicate: bool) -> PushAnswer:
         run = self.runs.get(batch.run.run_id)
         sender = run.state.senders.get(batch.sender.id) if run is not None else None
-        command: Command | None = None
-        if batch.sender.role == "supervisor":
-            try:
-                command = self.engine.pending_command(batch.run.run_id, now)
-            except sqlite3.Error as error:
-                self._engine_failed(error)
+        command = self.link.command(batch.run.run_id, now) if batch.sender.role == "supervisor" else None
         return PushAnswer(
             accepted_seq=max(batch.seq, sender.highest_seq if sender else 0), duplicate=duplicate, command=command
         )
@@ -161,11 +170,7 @@ class Core:
             if run is not None and entry.at - run.last_look >= LOOK_SECONDS:
                 # Live detectors remember what they saw: let them see it again. What they concluded is in the journal.
                 run.look(entry.at)
-            try:
-                self._apply(entry, entry.position, tell=entry.position > delivered)
-            except msgspec.DecodeError as error:
-                self.unreadable_entries += 1
-                log.error("Entry %d of the journal cannot be read and is left out: %s", entry.position, error)
+            self._apply(entry, entry.position, tell=entry.position > delivered)
             yield entry.position
 
     # Alerts, operators
@@ -175,7 +180,7 @@ class Core:
         run = self.runs.get(alert.run_id)
         decision = self.engine.on_alert(alert, run.facts() if run is not None else None, now)
         if run is not None:
-            self._follow_recovery(run, now)
+            self._mark_all(run, self.link.marks(run), now)
         return decision
 
     def acknowledge(self, incident_id: str, who: str, now: float) -> None:
@@ -193,13 +198,9 @@ class Core:
         for run in list(self.runs.values()):
             if self.shown(run, now):
                 self._look(run, now)
-        facts: dict[str, RunFacts] = {run_id: run.facts() for run_id, run in self.runs.items()}
-        try:
-            self.engine.tick(facts, now)
-            for run in list(self.runs.values()):
-                self._follow_recovery(run, now)
-        except sqlite3.Error as error:
-            self._engine_failed(error)
+        self.link.tick({run_id: run.facts() for run_id, run in self.runs.items()}, now)
+        for run in list(self.runs.values()):
+            self._mark_all(run, self.link.marks(run), now)
 
     def shown(self, run: WatchedRun, now: float) -> bool:
         """Whether the run has its series in ``/metrics``."""
@@ -211,17 +212,9 @@ class Core:
             return True
         return any(incident.state in ("opened", "mitigating") for incident in run.book)
 
-    def recovery_state(self, run_id: str) -> RecoveryState | None:
-        """What is to be shown of a run's recoveries; None where the store cannot be read."""
-        try:
-            return self.engine.state_of(run_id)
-        except sqlite3.Error as error:
-            self._engine_failed(error)
-            return None
-
     def reasons_not_ready(self) -> list[str]:
         """Sentences; empty when all is well."""
-        return [reason for reason in (self.journal_error, self.engine_error) if reason]
+        return [reason for reason in (self.journal_error, self.link.error) if reason]
 
     def _look(self, run: WatchedRun, now: float) -> None:
         verdicts = run.look(now)
@@ -232,6 +225,10 @@ class Core:
         self._pending.add(pending)
         entry = look_entry(run.state.run_id, Look(attempt=attempt, verdicts=verdicts), now)
         self._recorder.record(entry, partial(self._own_recorded, pending))
+
+    def _mark_all(self, run: WatchedRun, marks: list[Mark], now: float) -> None:
+        for mark in marks:
+            self._mark(run, mark, now)
 
     def _mark(self, run: WatchedRun, mark: Mark, now: float) -> None:
         pending = (run.state.run_id, f"{mark.action} {mark.incidents}")
@@ -249,6 +246,17 @@ class Core:
     # Applying entries
 
     def _apply(self, entry: Entry, position: int, batch: Batch | None = None, *, tell: bool = True) -> None:
+        """The effect of one entry. Never raises: what is in the journal is accepted, and its sender waits."""
+        try:
+            self._take_effect(entry, position, batch, tell=tell)
+        except msgspec.DecodeError as error:
+            self.unreadable_entries += 1
+            log.error("Entry %d of the journal cannot be read and is left out: %s", position, error)
+        except Exception:
+            self.faults += 1
+            log.exception("Entry %d of the journal could not be taken over in full", position)
+
+    def _take_effect(self, entry: Entry, position: int, batch: Batch | None, *, tell: bool) -> None:
         run = self.runs.get(entry.run_id)
         reports: list[Report] = []
         if entry.kind in ("batch", "beat"):
@@ -263,65 +271,6 @@ class Core:
             else:
                 reports = run.apply_mark(read_mark(entry), entry.at)
         if run is not None and tell:
-            self._tell(run, reports, entry.at)
-            if not self.engine_error:
+            self.link.tell(run, reports, entry.at)
+            if not self.link.error:
                 self._recorder.delivered(position)
-
-    def _tell(self, run: WatchedRun, reports: list[Report], now: float) -> None:
-        """Tell the recovery engine what happened."""
-        run_id = run.state.run_id
-        try:
-            for report in reports:
-                if isinstance(report, StepDone):
-                    self.engine.on_step(run_id, report.attempt, report.step, report.healthy, now)
-                elif isinstance(report, AttemptReport):
-                    self.engine.on_attempt(run_id, report.event, report.attempt, now)
-                elif isinstance(report, CommandProgress):
-                    self.engine.on_progress(run_id, report, now)
-                elif report.what in ("opened", "escalated", "reopened"):
-                    self.engine.on_incident(open_incident(report.after), run.facts(), now)
-        except sqlite3.Error as error:
-            self._engine_failed(error)
-        for report in reports:
-            if isinstance(report, Change):
-                it = report.after
-                log.warning("Incident %s %s (%s): %s", it.id, report.what, it.severity.label, it.summary)
-
-    def _engine_failed(self, error: sqlite3.Error) -> None:
-        self.engine_error = f"The recovery store cannot be used: {error}."
-        log.error("%s What it missed is told to it again at the next start.", self.engine_error)
-
-    def _follow_recovery(self, run: WatchedRun, now: float) -> None:
-        """Incidents are mitigating while a recovery works on them, and resolved when it has succeeded."""
-        incidents = list(run.book)
-        if not incidents:
-            return
-        state = self.engine.state_of(run.state.run_id)
-        active = state.active
-        if active is not None and active.stage in MITIGATING_STAGES:
-            keys = active.incident_keys
-            theirs = [i.id for i in incidents if i.state != "mitigating" and open_incident(i).key in keys]
-            if theirs:
-                self._mark(run, Mark(action="mitigate", incidents=theirs, who=active.id), now)
-            return
-        left = [i for i in incidents if i.state == "mitigating" and self._outcome(i.recovery_id) != "succeeded"]
-        if left:
-            self._mark(run, Mark(action="give_back", incidents=[i.id for i in left]), now)
-        last = state.last
-        if last is not None and last.stage == "succeeded" and last.times.finished is not None:
-            self._resolve_recovered(run, last, now)
-
-    def _resolve_recovered(self, run: WatchedRun, recovery: Recovery, now: float) -> None:
-        finished = recovery.times.finished or now
-        over = [
-            i.id
-            for i in run.book
-            if i.recovery_id == recovery.id or (i.attempt < run.state.attempt and i.updated_at <= finished)
-        ]
-        if over:
-            reason = f"recovery {recovery.id} succeeded"
-            self._mark(run, Mark(action="recovered", incidents=over, who=recovery.id, reason=reason), now)
-
-    def _outcome(self, recovery_id: str) -> str:
-        recovery = self.engine.get(recovery_id) if recovery_id else None
-        return recovery.stage if recovery is not None else ""

@@ -128,7 +128,7 @@ class Collector:
             for run in self._core.runs.values():
                 if self._core.shown(run, now):
                     _run(out, run, now)
-                    _recovery(out, run.state.run_id, self._core.recovery_state(run.state.run_id))
+                    _recovery(out, run.state.run_id, self._core.link.state_of(run.state.run_id))
         yield from out
 
     def describe(self) -> Iterator[Metric]:
@@ -151,6 +151,8 @@ class Collector:
         out.counter("verl_sentinel_ingest_answers", "Pushes that were answered", {}, ingest.answered)
         text = "Entries of the journal that could not be read at start"
         out.gauge("verl_sentinel_journal_unreadable_entries", text, {}, core.unreadable_entries)
+        text = "Entries that could not be taken over in full because of a fault of the exporter"
+        out.counter("verl_sentinel_faults", text, {}, core.faults)
 
     def not_ready(self) -> bool:
         return not self._ready() or bool(self._core.reasons_not_ready())
@@ -177,6 +179,12 @@ def _run(out: Families, run: WatchedRun, now: float) -> None:
         text = "When the supervisor was last heard, Unix seconds by the exporter's clock"
         out.gauge("verl_supervisor_last_push_timestamp_seconds", text, label, state.supervisor_heard)
     out.counter("verl_training_steps", "Training steps logged, over all attempts", label, state.steps_total)
+    if state.late_steps:
+        text = "Parts of steps that came after a newer step or attempt, and were left out"
+        out.counter("verl_training_steps_late", text, label, state.late_steps)
+    for detector, count in sorted(run.detector_faults.items()):
+        text = "Times that a detector failed by a fault of its own"
+        out.counter("verl_sentinel_detector_faults", text, {**label, "detector": detector}, count)
     if state.current is not None:
         out.gauge("verl_training_step", "Newest step logged by this attempt", label, state.current)
     for signal, value in state.signals.items():

@@ -95,7 +95,7 @@ class Journal:
             if delivered:
                 self._db.execute("INSERT OR REPLACE INTO journal_meta VALUES ('delivered', ?)", (delivered,))
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             if self._db.in_transaction:
                 self._rollback()
             raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error

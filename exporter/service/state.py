@@ -26,6 +26,7 @@ from exporter.protocol import (
     Scalar,
 )
 from exporter.recovery.facts import AttemptFacts, Checkpoint
+from exporter.service.admission import MAX_OPEN_PHASES
 
 DURATION_BUCKETS = (
     0.1,
@@ -256,7 +257,7 @@ class RunState:
             for phase in sender.phase.open:
                 age = phase.seconds + max(0.0, now - sender.phase_at)
                 ages[phase.name] = max(age, ages.get(phase.name, 0.0))
-        return ages
+        return dict(sorted(ages.items(), key=lambda item: -item[1])[:MAX_OPEN_PHASES])
 
     def step_in_progress(self) -> int:
         """The step that the trainer works on, as far as it said; else the newest that it logged."""

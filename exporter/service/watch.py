@@ -6,11 +6,14 @@ told from here but handed back as :class:`Report`, because on replay most of it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from exporter.detectors.base import LiveDetector, Severity, StepDetector, StepSample, Verdict
+from exporter.detectors.base import Detector, LiveDetector, Severity, StepDetector, StepSample, Verdict
 from exporter.incidents import Change, Incident, IncidentBook, Rules
 from exporter.protocol import (
     AttemptExited,
@@ -31,7 +34,10 @@ from exporter.service.entries import Look, Mark
 from exporter.service.state import RecentStep, RunState, SenderState
 from exporter.signals import canonical
 
+log = logging.getLogger("exporter.watch")
+
 LOOK_SECONDS = 1.0
+"""On replay the live detectors are asked no more often than the tick asks them."""
 
 
 class Detectors(Protocol):
@@ -74,6 +80,8 @@ class WatchedRun:
     detectors: Detectors
     book: IncidentBook
     last_look: float = 0.0
+    detector_faults: Counter[str] = field(default_factory=Counter)
+    """Exceptions of each detector: it is left out of that step or look, and the others go on."""
     reports: list[Report] = field(default_factory=list)
 
     @classmethod
@@ -109,7 +117,7 @@ class WatchedRun:
         """Ask the live detectors. Changes nothing but their own memory; what they say counts once it is journalled."""
         self.last_look = now
         view = self.state.view(now)
-        return [verdict for detector in self.detectors.live for verdict in detector.look(view)]
+        return [v for d in self.detectors.live for v in self._ask(d, partial(d.look, view))]
 
     def apply_look(self, look: Look, at: float) -> list[Report]:
         return list(self.book.observe_live(look.verdicts, attempt=look.attempt, at=at))
@@ -145,7 +153,7 @@ class WatchedRun:
 
     def _resumed(self, step: int) -> None:
         for detector in (*self.detectors.step, *self.detectors.live):
-            detector.resumed(step, self.state.attempt)
+            self._ask(detector, partial(detector.resumed, step, self.state.attempt))
 
     def _attempt_started(self, event: AttemptStarted, attempt: int, at: float) -> None:
         if attempt > self.state.attempt:
@@ -175,7 +183,7 @@ class WatchedRun:
             sender.phase, sender.phase_at = batch.phase, at
         for phase in batch.phase.closed:
             for detector in self.detectors.live:
-                detector.phase_closed(phase.name, phase.seconds, batch.phase.step)
+                self._ask(detector, partial(detector.phase_closed, phase.name, phase.seconds, batch.phase.step))
 
     def _step(self, part: Step, batch: Batch, at: float) -> None:
         """A part of a step. It is judged when it arrives; a part that comes later adds what it brings anew."""
@@ -224,9 +232,18 @@ class WatchedRun:
             self.reports.append(StepDone(state.attempt, part.step, healthy))
 
     def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
-        verdicts = [verdict for detector in self.detectors.step for verdict in detector.observe(sample)]
+        verdicts = [v for d in self.detectors.step for v in self._ask(d, partial(d.observe, sample))]
         self.reports.extend(self.book.observe_step(verdicts, attempt=sample.attempt, at=at, whole_step=whole))
         return verdicts
+
+    def _ask(self, detector: Detector, question: Callable[[], Sequence[Verdict] | None]) -> Sequence[Verdict]:
+        """A fault in one detector must neither lose a push that is in the journal nor silence the others."""
+        try:
+            return question() or ()
+        except Exception:
+            self.detector_faults[detector.name] += 1
+            log.exception("Detector %s failed on run %s", detector.name, self.state.run_id)
+            return ()
 
     def _other_event(self, event: object, sender: SenderState, attempt: int, at: float) -> None:
         state = self.state
@@ -249,7 +266,9 @@ class WatchedRun:
             if attempt == state.attempt and state.running:
                 state.finished(event, at)
         elif isinstance(event, AttemptExited):
-            if attempt >= state.attempt:
+            if attempt > state.attempt:
+                self._begin(attempt, None, at)
+            if attempt == state.attempt:
                 state.exited(event, at)
             self.reports.append(AttemptReport(attempt, event))
         elif isinstance(event, CommandProgress):

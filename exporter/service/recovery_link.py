@@ -1,0 +1,123 @@
+"""Between the runs under watch and the recovery engine: what it is told, and what its recoveries mean for incidents.
+
+Called by the core. A recovery store that cannot be written stops no ingest: it is logged, it makes the exporter not
+ready, and what the engine missed is told to it at the next start, out of the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterable, Mapping
+
+from exporter.incidents import Change
+from exporter.protocol import Command, CommandProgress
+from exporter.recovery.engine import RecoveryEngine
+from exporter.recovery.facts import RunFacts
+from exporter.recovery.record import Recovery, RunState
+from exporter.service.entries import Mark
+from exporter.service.watch import AttemptReport, Report, StepDone, WatchedRun, open_incident
+
+log = logging.getLogger("exporter.recovery")
+
+MITIGATING_STAGES = ("commanded", "stopping", "starting", "verifying")
+
+
+class RecoveryLink:
+    """Speaks to one engine."""
+
+    def __init__(self, engine: RecoveryEngine) -> None:
+        self._engine = engine
+        self.error = ""
+        """Why the engine could not be told something; stays until the next start, which tells it again."""
+
+    def tell(self, run: WatchedRun, reports: Iterable[Report], now: float) -> None:
+        """Tell the engine what happened, in order."""
+        run_id = run.state.run_id
+        for report in reports:
+            if isinstance(report, Change):
+                it = report.after
+                log.warning("Incident %s %s (%s): %s", it.id, report.what, it.severity.label, it.summary)
+            try:
+                self._tell_one(run, run_id, report, now)
+            except sqlite3.Error as error:
+                self._failed(error)
+
+    def _tell_one(self, run: WatchedRun, run_id: str, report: Report, now: float) -> None:
+        if isinstance(report, StepDone):
+            self._engine.on_step(run_id, report.attempt, report.step, report.healthy, now)
+        elif isinstance(report, AttemptReport):
+            self._engine.on_attempt(run_id, report.event, report.attempt, now)
+        elif isinstance(report, CommandProgress):
+            self._engine.on_progress(run_id, report, now)
+        elif report.what in ("opened", "escalated", "reopened"):
+            self._engine.on_incident(open_incident(report.after), run.facts(), now)
+
+    def command(self, run_id: str, now: float) -> Command | None:
+        """What the supervisor of the run is asked for, if anything."""
+        try:
+            return self._engine.pending_command(run_id, now)
+        except sqlite3.Error as error:
+            self._failed(error)
+            return None
+
+    def tick(self, facts: Mapping[str, RunFacts], now: float) -> None:
+        try:
+            self._engine.tick(facts, now)
+        except sqlite3.Error as error:
+            self._failed(error)
+
+    def state_of(self, run_id: str) -> RunState | None:
+        """What is to be shown of a run's recoveries; None where the store cannot be read."""
+        try:
+            return self._engine.state_of(run_id)
+        except sqlite3.Error as error:
+            self._failed(error)
+            return None
+
+    def marks(self, run: WatchedRun) -> list[Mark]:
+        """What has to happen to the run's incidents so that they agree with its recoveries.
+
+        They are mitigating while a recovery works on them. When it has succeeded, they are resolved, and with them
+        whatever else was open on the weights that are gone; when it has not, they are open again.
+        """
+        incidents = list(run.book)
+        state = self.state_of(run.state.run_id) if incidents else None
+        if state is None:
+            return []
+        active, last = state.active, state.last
+        if active is not None and active.stage in MITIGATING_STAGES:
+            keys = active.incident_keys
+            theirs = [i.id for i in incidents if i.state != "mitigating" and open_incident(i).key in keys]
+            return [Mark(action="mitigate", incidents=theirs, who=active.id)] if theirs else []
+        marks = []
+        left = [i.id for i in incidents if i.state == "mitigating" and self._stage(i.recovery_id) != "succeeded"]
+        if left:
+            marks.append(Mark(action="give_back", incidents=left))
+        if last is not None and last.stage == "succeeded":
+            marks.extend(_resolved_by(last, run))
+        return marks
+
+    def _stage(self, recovery_id: str) -> str:
+        try:
+            recovery = self._engine.get(recovery_id) if recovery_id else None
+        except sqlite3.Error as error:
+            self._failed(error)
+            return ""
+        return recovery.stage if recovery is not None else ""
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        self.error = f"The recovery store cannot be used: {error}."
+        log.error("%s What the engine missed is told to it at the next start.", self.error)
+
+
+def _resolved_by(recovery: Recovery, run: WatchedRun) -> list[Mark]:
+    finished = recovery.times.finished or 0.0
+    over = [
+        i.id
+        for i in run.book
+        if (i.state == "mitigating" and i.recovery_id == recovery.id)
+        or (i.attempt < run.state.attempt and i.updated_at <= finished)
+    ]
+    reason = f"recovery {recovery.id} succeeded"
+    return [Mark(action="recovered", incidents=over, who=recovery.id, reason=reason)] if over else []

@@ -1,0 +1,145 @@
+"""The loop inside the exporter: alert, command, progress, healthy steps, incidents; and a kill anywhere between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporter_scene import Scene
+
+from exporter.protocol import AttemptExited, AttemptStarted, CheckpointSaved, CommandProgress
+from exporter.recovery.facts import Alert
+from exporter.recovery.policy import RecoveryPolicy, Trigger
+
+POLICY = RecoveryPolicy(mode="auto", success_steps=2, triggers=(Trigger(detectors=("scripted_step", "scripted_live")),))
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> Any:
+    scene = Scene(tmp_path, policy=POLICY)
+    yield scene
+    scene.close()
+
+
+def alert(incident: Any) -> Alert:
+    labels = {"run": incident.run_id, "detector": incident.detector, "signal": incident.signal, "action": "rollback"}
+    return Alert(fingerprint="f1", starts_at="2026-01-01T00:00:00Z", status="firing", labels=labels)
+
+
+def supervisor(scene: Scene, attempt: int, *events: Any) -> Any:
+    return scene.push(sender="sup", role="supervisor", attempt=attempt, events=list(events)).command
+
+
+def fail(scene: Scene) -> Any:
+    """A run with a checkpoint at step 2 that breaks at step 4; the incident."""
+    supervisor(scene, 1, AttemptStarted(time=0.0, pid=1))
+    for step in (1, 2, 3):
+        scene.step(step)
+    scene.push(events=[CheckpointSaved(time=0.0, step=2, path="/c/global_step_2", verified=True)])
+    scene.step(4, grad=500.0)
+    return scene.incidents()["scripted_step"]
+
+
+def progress(command: Any, state: Any) -> CommandProgress:
+    return CommandProgress(time=0.0, command_id=command.id, state=state, target_step=2, target_path="/c/global_step_2")
+
+
+def carry_out(scene: Scene, command: Any) -> None:
+    for state in ("accepted", "stopping", "stopped", "starting"):
+        supervisor(scene, 1, progress(command, state))
+    supervisor(scene, 1, AttemptExited(time=0.0, exit_code=0, expected=True))
+    started = AttemptStarted(time=0.0, pid=2, resume_step=2, command_id=command.id)
+    supervisor(scene, 2, started, progress(command, "started"))
+    supervisor(scene, 2, progress(command, "succeeded"))
+
+
+def test_an_alert_becomes_a_command_to_the_supervisor_only_and_healthy_steps_end_it(auto: Scene) -> None:
+    incident = fail(auto)
+    decision = auto.core.alert(alert(incident), auto.now)
+    assert decision.outcome == "planned"
+    assert auto.push().command is None, "a trainer gets no command"
+    command = supervisor(auto, 1)
+    assert (command.action, command.target_step, command.attempt) == ("rollback", 2, 1)
+    auto.tick()
+    assert auto.incidents()["scripted_step"].state == "mitigating"
+    carry_out(auto, command)
+    auto.step(3, attempt=2, sender="trainer-2")
+    assert auto.incidents()["scripted_step"].state == "mitigating"
+    auto.step(4, attempt=2, sender="trainer-2")
+    auto.tick()
+    assert not auto.incidents()
+    assert auto.run().book.history[-1].resolution == f"recovery {command.id} succeeded"
+    assert auto.engine.state_of("r").outcomes == {"succeeded": 1}
+    assert supervisor(auto, 2) is None
+
+
+def test_a_restart_anywhere_on_the_way_leads_to_the_same_end(auto: Scene) -> None:
+    incident = fail(auto)
+    auto.restart()
+    auto.core.alert(alert(incident), auto.now)
+    auto.restart()
+    assert auto.core.alert(alert(incident), auto.now).outcome == "duplicate"
+    command = supervisor(auto, 1)
+    auto.restart()
+    auto.tick()
+    carry_out(auto, command)
+    auto.restart()
+    assert auto.incidents()["scripted_step"].state == "mitigating"
+    auto.step(3, attempt=2, sender="trainer-2")
+    auto.restart()
+    auto.step(4, attempt=2, sender="trainer-2")
+    auto.restart()
+    auto.tick()
+    assert not auto.incidents()
+    (recovery,) = auto.engine.recoveries()
+    assert (recovery.stage, recovery.target_step, recovery.healthy_steps) == ("succeeded", 2, 2)
+
+
+def test_what_the_engine_was_not_told_before_a_kill_is_told_at_the_next_start(auto: Scene) -> None:
+    incident = fail(auto)
+    auto.core.alert(alert(incident), auto.now)
+    command = supervisor(auto, 1)
+    told = auto.engine.on_progress
+    auto.engine.on_progress = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):  # the process dies after the journal and before the engine
+        supervisor(auto, 1, progress(command, "accepted"))
+    auto.engine.on_progress = told  # type: ignore[method-assign]
+    auto.restart()
+    assert auto.engine.get(command.id).progress == "accepted"  # type: ignore[union-attr]
+
+
+def test_a_failed_recovery_gives_its_incidents_back(auto: Scene) -> None:
+    incident = fail(auto)
+    auto.core.alert(alert(incident), auto.now)
+    command = supervisor(auto, 1)
+    auto.tick()
+    supervisor(auto, 1, progress(command, "failed"))
+    auto.tick()
+    assert auto.incidents()["scripted_step"].state == "opened"
+    assert auto.engine.state_of("r").failed
+
+
+def test_in_observe_mode_nothing_is_commanded(scene: Scene) -> None:
+    incident = fail(scene)
+    scene.core.alert(alert(incident), scene.now)
+    scene.tick(times=3)
+    assert supervisor(scene, 1) is None
+    assert scene.incidents()["scripted_step"].state == "opened"
+
+
+def test_in_direct_mode_the_incident_itself_triggers(tmp_path: Path) -> None:
+    policy = RecoveryPolicy(mode="auto", trigger="direct", triggers=POLICY.triggers)
+    scene = Scene(tmp_path, policy=policy)
+    fail(scene)
+    assert supervisor(scene, 1).target_step == 2
+    scene.close()
+
+
+def test_an_alert_for_a_run_that_is_not_known_is_answered_not_lost(auto: Scene) -> None:
+    incident = fail(auto)
+    stranger = alert(incident)
+    labels = {**stranger.labels, "run": "nobody"}
+    decision = auto.core.alert(Alert("f2", "2026-01-01T00:00:00Z", "firing", labels), auto.now)
+    assert decision.outcome == "refused"
+    assert "not known" in decision.reason
