@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recovery_scene import RUN, Scene, checkpoint, incident
 
 from exporter.recovery.facts import AttemptFacts, Checkpoint, RunFacts
@@ -111,3 +113,34 @@ def test_the_supervisor_may_not_go_beyond_the_target(scene: Scene) -> None:
     assert command is not None
     assert (command.target_step, command.not_after_step) == (40, 40)
     assert recovery.not_after_step == 43
+
+
+@given(
+    saved=st.lists(st.tuples(st.integers(0, 60), st.booleans(), st.integers(1, 3)), max_size=12),
+    onsets=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    margin=st.integers(0, 5),
+    resumed=st.integers(0, 50),
+)
+def test_for_any_past_the_target_is_verified_on_the_course_and_before_every_onset_less_the_margin(
+    saved: list[tuple[int, bool, int]], onsets: list[int], margin: int, resumed: int
+) -> None:
+    checkpoints = tuple(
+        checkpoint(step, verified=verified, attempt=attempt, saved_at=float(index))
+        for index, (step, verified, attempt) in enumerate(saved, 1)
+    )
+    incidents = tuple(incident("non_finite", f"signal-{index}", onset, attempt=2) for index, onset in enumerate(onsets))
+    attempts = (AttemptFacts(1), AttemptFacts(2, resumed))
+    facts = RunFacts(
+        run_id=RUN, attempt=2, step=60, running=True, checkpoints=checkpoints, attempts=attempts, incidents=incidents
+    )
+    plan = make_plan(incidents[0], facts, [], RecoveryPolicy(margin_steps=margin), 1000.0)
+    assert isinstance(plan, Plan)
+
+    def sound(candidate: Checkpoint) -> bool:
+        newest = max((c for c in checkpoints if c.step == candidate.step), key=lambda c: (c.attempt, c.saved_at))
+        on_course = candidate.attempt == 2 or (candidate.attempt == 1 and candidate.step <= resumed)
+        before = 1 <= candidate.step < min(onsets) - margin
+        return newest is candidate and candidate.verified and on_course and before
+
+    assert target_of(plan) == max((c.step for c in checkpoints if sound(c)), default=None)
+    assert plan.without_target == (plan.target is None)
