@@ -80,6 +80,7 @@ class LiveView:
 
     now: float
     step: int
+    """The step in progress, as far as the trainer said; else the newest that was logged."""
     attempt: int
     steps_this_attempt: int
     """Steps logged since this attempt started; 0 while it is still starting."""

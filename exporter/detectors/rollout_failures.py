@@ -52,9 +52,9 @@ class RolloutFailures:
     ...     view = LiveView(1000.0 + step, step, 1, step, True, 0.0, rollouts_succeeded=ok, rollouts_failed=failed)
     ...     for v in detector.look(view):
     ...         print(step, v.severity.label, f"share {v.score:.1%}", "since", v.onset)
-    43 warning share 6.2% since 43
-    44 critical share 7.3% since 43
-    45 critical share 7.8% since 43
+    43 warning share 6.2% since 42
+    44 critical share 7.3% since 42
+    45 critical share 7.8% since 42
     """
 
     name = "rollout_failures"
@@ -92,7 +92,7 @@ class RolloutFailures:
         if self._last is None or any(new < old for new, old in zip(reading, self._last, strict=True)):
             self._restart()
         elif view.rollouts_failed > self._last[2]:
-            self._bursts.append(_Burst(view.now, view.step + 1, self._last[1], self._last[2]))
+            self._bursts.append(_Burst(view.now, view.step, self._last[1], self._last[2]))
         self._last = reading
         while self._bursts and self._bursts[0].time <= view.now - self._window:
             self._bursts.popleft()

@@ -32,11 +32,11 @@ class SilentRun:
     >>> for now in range(1000, 1100, 10):
     ...     for v in detector.look(LiveView(float(now), 41, 1, 41, True, last_push=1015.0)):
     ...         print(now, v.severity.label, "since step", v.onset)
-    1050 warning since step 42
-    1060 warning since step 42
-    1070 warning since step 42
-    1080 critical since step 42
-    1090 critical since step 42
+    1050 warning since step 41
+    1060 warning since step 41
+    1070 warning since step 41
+    1080 critical since step 41
+    1090 critical since step 41
     """
 
     name = "silent_run"
@@ -79,13 +79,13 @@ class SilentRun:
                 signal="heartbeat",
                 severity=Severity.CRITICAL if page else Severity.WARNING,
                 step=view.step,
-                onset=view.step + 1,
+                onset=view.step,
                 score=score,
                 threshold=1.0 if page else WARNING_SHARE,
                 confidence=min(0.99, 1.0 - 0.1 / score) if page else 0.3,
                 summary=(
                     f"nothing heard from the trainer for {silence:.0f} s (limit {limit:.0f} s"
-                    f"{'' if heard else ' while an attempt starts'}), after step {view.step}"
+                    f"{'' if heard else ' while an attempt starts'}), in step {view.step}"
                 ),
                 meaning="The trainer's machine or its processes are stopped, dead, or cut off from the exporter.",
                 advice=(

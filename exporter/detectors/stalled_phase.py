@@ -7,6 +7,8 @@ that has never ended yet gets a long limit.
 
 Phases are nested: while a generation hangs, the step around it hangs too. Only the innermost open phase is judged, and
 one thing is said. With none open, the time since the last progress is judged in the same way, under the name ``idle``.
+That pause, and a step with no phase inside it, may be anything that verl does not time (loading a checkpoint, SFT's
+validation): for them no limit is shorter than the long one.
 A run whose senders are silent is left to ``silent_run``: what its phase does now is not known.
 
 Score: seconds open over the limit; threshold 1, and half of that for a warning.
@@ -32,6 +34,7 @@ FRESH_SECONDS = 30.0
 MOST_PHASES = 100
 """Phase names come from outside; more than verl has are not remembered."""
 IDLE = "idle"
+_UNNAMED = ("step", IDLE)
 
 _ADVICE: Mapping[str, tuple[str, ...]] = {
     "gen": (
@@ -52,7 +55,8 @@ class StalledPhase:
     """The innermost open phase takes far longer than it ever did.
 
     ``factor``: times the longest duration that make a page. ``floor_seconds``: no limit is shorter.
-    ``unknown_seconds``: limit for a phase that has never ended in this run.
+    ``unknown_seconds``: least limit for a phase that has never ended in this run, and for time that verl names no phase
+    for.
 
     >>> detector = StalledPhase(factor=3, floor_seconds=20)
     >>> for step in range(1, 11):
@@ -62,11 +66,11 @@ class StalledPhase:
     ...     phases = {"step": now - 999.0, "gen": now - 1000.0}
     ...     for v in detector.look(LiveView(float(now), 10, 1, 10, True, last_push=float(now), open_phases=phases)):
     ...         print(now, v.signal, v.severity.label, "since step", v.onset)
-    1015 gen warning since step 11
-    1020 gen warning since step 11
-    1025 gen critical since step 11
-    1030 gen critical since step 11
-    1035 gen critical since step 11
+    1015 gen warning since step 10
+    1020 gen warning since step 10
+    1025 gen critical since step 10
+    1030 gen critical since step 10
+    1035 gen critical since step 10
     """
 
     name = "stalled_phase"
@@ -93,8 +97,12 @@ class StalledPhase:
 
     def _learn(self, name: str, seconds: float, *, warm: bool) -> None:
         history = self._first if warm else self._later
-        if name in history or len(history) < MOST_PHASES:
-            history[name] = max(seconds, history.get(name, 0.0))
+        if name in history:
+            # Capped at the limit: a phase that hung until somebody killed it says little of how long it may take.
+            longest = history[name]
+            history[name] = max(longest, min(seconds, max(self._floor, self._factor * longest)))
+        elif len(history) < MOST_PHASES:
+            history[name] = seconds
 
     def look(self, view: LiveView) -> Sequence[Verdict]:
         """Judge the innermost open phase, or the pause between phases."""
@@ -105,7 +113,8 @@ class StalledPhase:
             return ()
         phase, seconds = (innermost, view.open_phases[innermost]) if innermost else (IDLE, idle)
         longest = self._longest(phase, warm=warm)
-        limit = self._unknown if longest is None else max(self._floor, self._factor * longest)
+        floor = self._unknown if longest is None or phase in _UNNAMED else self._floor
+        limit = max(floor, self._factor * (longest or 0.0))
         score = seconds / limit
         if not score > WARNING_SHARE:
             return ()
@@ -118,11 +127,11 @@ class StalledPhase:
                 signal=phase,
                 severity=Severity.CRITICAL if page else Severity.WARNING,
                 step=view.step,
-                onset=view.step + 1,
+                onset=view.step,
                 score=score,
                 threshold=1.0 if page else WARNING_SHARE,
                 confidence=min(0.99, 1.0 - 0.1 / score**2) if page else 0.3,
-                summary=f"{what} for {seconds:.0f} s after step {view.step}; it {usual} (limit {limit:.0f} s)",
+                summary=f"{what} for {seconds:.0f} s in step {view.step}; it {usual} (limit {limit:.0f} s)",
                 meaning=(
                     "The trainer waits for something that does not come: a server that does not answer, a rank that is "
                     "gone, a file system that hangs. Nothing is logged meanwhile."

@@ -1,7 +1,7 @@
 """Live detector ``trainer_exited``: the trainer's process is gone, and nobody asked it to go.
 
-Certain, since the supervisor saw it. The failure belongs to the step after the last one that was logged: what was
-logged before it is sound, so the newest checkpoint is a target.
+Certain, since the supervisor saw it. The failure belongs to the step in progress: what was logged before it is sound,
+so the newest checkpoint is a target.
 
 Score: 1 when the process is gone unexpectedly; threshold 0.
 
@@ -22,7 +22,7 @@ class TrainerExited:
 
     >>> view = LiveView(100.0, 41, 1, 41, False, 99.0, exit_code=1, exited_unexpectedly=True)
     >>> [(v.step, v.severity.label, v.onset, v.confidence) for v in TrainerExited().look(view)]
-    [(41, 'critical', 42, 1.0)]
+    [(41, 'critical', 41, 1.0)]
     """
 
     name = "trainer_exited"
@@ -42,11 +42,11 @@ class TrainerExited:
                 signal="process",
                 severity=Severity.CRITICAL,
                 step=view.step,
-                onset=view.step + 1,
+                onset=view.step,
                 score=1.0,
                 threshold=0.0,
                 confidence=1.0,
-                summary=f"the trainer ended unexpectedly {code} after step {view.step}{last_words}",
+                summary=f"the trainer ended unexpectedly {code} in step {view.step}{last_words}",
                 meaning=(
                     "A worker, the driver or the machine died. With one worker gone, verl ends the whole run with exit "
                     "code 1; 137, or signal 9, is most often the kernel's or the cluster's memory limit."

@@ -31,7 +31,7 @@ def test_seven_failures_in_a_hundred_requests_are_a_page_however_long_all_was_we
     pages = look_at(RolloutFailures(), requests([(16, 0)] * 200 + [(14, 2), (15, 1), (14, 2), (14, 2)]))
     assert pages[-1].severity is Severity.CRITICAL
     assert pages[-1].confidence > 0.99
-    assert pages[-1].onset == 203
+    assert pages[-1].onset == 202
     assert "7 of 64" in pages[-1].summary
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_goes_silent_pages_after_its_limit() -> None:
     verdicts = look_at(SilentRun(limit_seconds=60.0), silence(1000, 1100, heard=1010.0))
     first = next(v for v in verdicts if v.severity is Severity.CRITICAL)
     assert "65 s" in first.summary
-    assert first.onset == 10
+    assert first.onset == 9
 
 
 def test_a_run_that_is_heard_says_nothing() -> None:
@@ -135,7 +135,7 @@ def test_a_wrong_option_of_silent_run_is_refused(option: str, value: float) -> N
 def test_an_unexpected_exit_is_certain_and_the_steps_before_it_are_sound() -> None:
     view = LiveView(5.0, 41, 1, 41, False, 4.0, exit_code=1, exited_unexpectedly=True, exit_summary="RayActorError")
     (verdict,) = TrainerExited().look(view)
-    assert (verdict.severity, verdict.confidence, verdict.onset) == (Severity.CRITICAL, 1.0, 42)
+    assert (verdict.severity, verdict.confidence, verdict.onset) == (Severity.CRITICAL, 1.0, 41)
     assert "exit code 1" in verdict.summary
     assert "RayActorError" in verdict.summary
 

@@ -38,9 +38,9 @@ def test_a_generation_that_hangs_is_one_headline_not_two() -> None:
     assert said(trained().look(view(100.0, {"step": 70.0, "gen": 69.0}))) == [("gen", Severity.CRITICAL)]
 
 
-def test_onset_is_the_step_that_does_not_end_and_the_words_have_the_numbers() -> None:
+def test_onset_is_the_step_in_progress_and_the_words_have_the_numbers() -> None:
     verdict = trained().look(view(100.0, {"step": 70.0, "gen": 69.0}))[0]
-    assert verdict.onset == 21
+    assert verdict.onset == 20
     assert "69 s" in verdict.summary
     assert "8 s" in verdict.summary
     assert "limit 24 s" in verdict.summary
@@ -55,6 +55,12 @@ def test_a_long_generation_that_ends_raises_its_own_limit() -> None:
     assert said(detector.look(view(100.0, {"gen": 23.0}))) == [("gen", Severity.WARNING)]
     detector.phase_closed("gen", 23.5, 21)
     assert detector.look(view(200.0, {"gen": 30.0})) == ()
+
+
+def test_a_hang_that_was_killed_raises_the_limit_once_by_the_factor_at_most() -> None:
+    detector = trained()
+    detector.phase_closed("gen", 5000.0, 21)
+    assert said(detector.look(view(300.0, {"gen": 80.0}))) == [("gen", Severity.CRITICAL)]
 
 
 def test_a_validation_is_measured_by_validations() -> None:
@@ -99,6 +105,12 @@ def test_with_no_phase_open_and_no_progress_the_pause_itself_is_judged() -> None
     found = [(now, v.signal, v.severity) for now in range(0, 130, 5) for v in detector.look(view(float(now), {}))]
     assert (105, "idle", Severity.CRITICAL) in found
     assert all(severity is Severity.WARNING for now, _, severity in found if now <= 100)
+
+
+def test_a_step_without_a_phase_inside_may_be_a_validation_that_verl_does_not_time() -> None:
+    detector = trained(unknown_seconds=600.0)
+    assert detector.look(view(1000.0, {"step": 290.0})) == ()
+    assert said(detector.look(view(2000.0, {"step": 601.0}))) == [("step", Severity.CRITICAL)]
 
 
 def test_steps_that_keep_coming_without_phases_are_no_pause() -> None:
