@@ -216,9 +216,9 @@ def test_a_logical_gpu_on_a_machine_without_nvml_starts_no_process() -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf", "1e9"])
-def test_an_interval_that_makes_no_sense_is_said_and_replaced(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interval_that_makes_no_sense_is_said_and_replaced(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert interval({"VERL_SENTINEL_GPU_SECONDS": text}) == DEFAULT_SECONDS
-    assert f"VERL_SENTINEL_GPU_SECONDS is '{text}'; expected seconds from 0.1 to 3600" in caplog.text
+    assert f"VERL_SENTINEL_GPU_SECONDS is '{text}'; expected seconds from 0.1 to 3600" in capsys.readouterr().err
 
 
 def test_the_interval_is_read_from_the_environment() -> None:
@@ -273,8 +273,8 @@ def test_a_trainer_without_ray_and_nvml_says_so_in_one_line(driver: Any, receive
     assert len(output.splitlines()) == 2
 
 
-def test_a_sampler_that_cannot_be_started_is_logged_and_never_raised(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_sampler_that_cannot_be_started_is_said_and_never_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class BrokenRay:
         @staticmethod
@@ -283,4 +283,4 @@ def test_a_sampler_that_cannot_be_started_is_logged_and_never_raised(
 
     monkeypatch.setitem(sys.modules, "ray", BrokenRay)
     assert start_samplers(Settings(url="http://127.0.0.1:9"), Run(run_id="r")) == []
-    assert "no GPU readings in this run: RuntimeError: the cluster is gone" in caplog.text
+    assert "no GPU readings in this run: RuntimeError: the cluster is gone" in capsys.readouterr().err

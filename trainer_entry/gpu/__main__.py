@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import socket
 import statistics
 import sys
@@ -81,8 +80,8 @@ def main(arguments: list[str] | None = None, out: TextIO = sys.stdout) -> int:
     options = parser.parse_args(arguments)
     if not 0 < options.seconds <= 3600:
         parser.error(f"--seconds is {options.seconds:g}; it must be above 0 and at most 3600")
-    logging.getLogger("trainer_entry.gpu").disabled = True  # the report itself says why there are no readings
-    sampler = GpuSampler(socket.gethostname())
+    # The reports themselves say why there are no readings.
+    sampler = GpuSampler(socket.gethostname(), report=lambda sentence: None)
     try:
         while True:
             sample = sampler.sample()

@@ -9,7 +9,6 @@ a thread in its own process instead, for its own node.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import socket
 import sys
@@ -18,11 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.protocol import Run
-from trainer_entry.gpu.sampler import GpuSampler
+from trainer_entry.gpu.sampler import GpuSampler, say
 from trainer_entry.push import PushClient
 from trainer_entry.settings import GPU_SECONDS, Settings
-
-log = logging.getLogger("trainer_entry.gpu")
 
 DEFAULT_SECONDS = 5.0
 RESTARTS = 3
@@ -34,7 +31,7 @@ def start_samplers(settings: Settings, run: Run) -> list[Any]:
 
     Returns the actors' handles at once, without waiting for the actors. Keep them as long as readings are wanted: the
     actors end with the last handle, with the calling process, or with the job. Without Ray there are no handles, and
-    the thread ends with the process. Never raises: what goes wrong is logged.
+    the thread ends with the process. Never raises: what goes wrong is said on stderr.
     """
     try:
         seconds = interval(os.environ)
@@ -48,7 +45,7 @@ def start_samplers(settings: Settings, run: Run) -> list[Any]:
         threading.Thread(target=NodeSampler, args=(settings, run, seconds), daemon=True).start()
         return []
     except Exception as error:  # noqa: BLE001 - a run without GPU readings is a run; nothing here may end it
-        log.warning("verl-sentinel: no GPU readings in this run: %s: %s", type(error).__name__, error)
+        say(f"no GPU readings in this run: {type(error).__name__}: {error}")
         return []
 
 
@@ -63,9 +60,7 @@ def interval(environ: Mapping[str, str]) -> float:
         seconds = 0.0
     if 0.1 <= seconds <= 3600:
         return seconds
-    log.warning(
-        "verl-sentinel: %s is %r; expected seconds from 0.1 to 3600; taking %g", GPU_SECONDS, text, DEFAULT_SECONDS
-    )
+    say(f"{GPU_SECONDS} is {text!r}; expected seconds from 0.1 to 3600; taking {DEFAULT_SECONDS:g}")
     return DEFAULT_SECONDS
 
 
@@ -115,9 +110,7 @@ def _start_actors(settings: Settings, run: Run, seconds: float) -> list[Any]:
 
 
 def _say_missing(besides: str) -> None:
-    log.warning(
-        "verl-sentinel: no GPU readings in this run: NVML (libnvidia-ml.so.1) is not on this machine, and %s", besides
-    )
+    say(f"no GPU readings in this run: NVML (libnvidia-ml.so.1) is not on this machine, and {besides}")
 
 
 class NodeSampler:
@@ -168,7 +161,7 @@ class NodeSampler:
             except Exception as error:  # noqa: BLE001 - a defect of ours: readings stop for this turn, not for the run
                 if not said:
                     said = True
-                    log.warning("verl-sentinel: a GPU sample failed: %s: %s", type(error).__name__, error)
+                    say(f"a GPU sample failed: {type(error).__name__}: {error}")
         self._sampler.close()
 
 

@@ -8,7 +8,7 @@ is none.
 from __future__ import annotations
 
 import itertools
-import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +16,6 @@ from typing import Any
 
 from exporter.protocol import GpuReading
 from trainer_entry.gpu.nvml import DeviceValues, Nvml, NvmlUnavailable, SessionOver, load_binding
-
-log = logging.getLogger("trainer_entry.gpu")
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
@@ -43,7 +41,7 @@ class GpuSampler:
     """Samples the GPUs of ``node``, opening NVML when it is first asked and again after the driver was restarted.
 
     ``binding`` loads pynvml or what stands in for it; ``clock`` gives monotonic seconds. A failure of NVML is never
-    raised: it stands in the sample, and is logged once, not at every sample.
+    raised: it stands in the sample, and ``report`` gets it as a sentence once, not at every sample.
     """
 
     def __init__(
@@ -51,8 +49,10 @@ class GpuSampler:
         node: str,
         binding: Callable[[], Any] = load_binding,
         clock: Callable[[], float] = time.monotonic,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self.node = node
+        self._report = report or say
         self._binding = binding
         self._clock = clock
         self._nvml: Nvml | None = None
@@ -84,9 +84,7 @@ class GpuSampler:
             self._wait(f"the NVIDIA driver ended the session ({error})")
             return self._away()
         if self._reason:
-            log.warning(
-                "verl-sentinel: GPU sampler on %s: NVML answers again, driver %s", self.node, self.driver_version
-            )
+            self._report(f"GPU sampler on {self.node}: NVML answers again, driver {self.driver_version}")
             self._reason, self._retry_seconds = "", FIRST_RETRY_SECONDS
         self._places = self._recognise(answers)
         readings = [self._reading(self._places[index], answer) for index, answer in enumerate(answers)]
@@ -112,7 +110,7 @@ class GpuSampler:
 
     def _wait(self, reason: str) -> None:
         if reason != self._reason:
-            log.warning("verl-sentinel: GPU sampler on %s gives no readings: %s", self.node, reason)
+            self._report(f"GPU sampler on {self.node} gives no readings: {reason}")
         self._reason = reason
         self._retry_at = self._clock() + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
@@ -166,3 +164,8 @@ class GpuSampler:
             lost=answer.lost,
             error=answer.error,
         )
+
+
+def say(sentence: str) -> None:
+    """Tell a person: on stderr, because a trainer may have set its logging to anything."""
+    print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)
