@@ -7,11 +7,12 @@ above ``factor`` times the yardstick, three times the median, and an absolute fl
 1e-4 may grow tenfold and mean nothing). Magnitudes make a loss that changes sign comparable: near 0 it is small,
 whatever its ratio to the step before.
 
-One high step is noted, two of five are a warning, three of five are a page, and so are two of five above
-``fast_factor``. High values enter the window clipped at ``factor`` times the yardstick, so that a new level that lasts
-is accepted after some dozens of steps. Entropy is watched downwards too, by its reciprocal.
+One high step is noted, two of five are a warning, three of five are a page, and so are two in a row above
+``fast_factor``. A high value that was alone enters the window as it is, so that a signal that spikes by nature is soon
+known to; the others enter clipped at ``factor`` times the yardstick, so that a new level that lasts is accepted after
+some dozens of steps. Entropy is watched downwards too, by its reciprocal.
 
-Score: the k-th largest ratio to the yardstick within the last n steps (the second largest for the fast rule); threshold
+Score: the k-th largest ratio to the yardstick within the last n steps (the smaller of two for the fast rule); threshold
 ``factor`` (``fast_factor``).
 
 Reference: Hampel's identifier (F. R. Hampel, The influence curve and its role in robust estimation, JASA 69, 1974) for
@@ -116,12 +117,13 @@ class Surge:
         if not ratios or ratios[0] <= self._factor:
             return None
         high_now = series.ratios[-1][1] > self._factor
+        in_a_row = min(ratio for _, ratio in list(series.ratios)[-2:])
         kth = ratios[self._k - 1] if len(ratios) >= self._k else 0.0
         second = ratios[1] if len(ratios) > 1 else 0.0
         if kth > self._factor:
             severity, score, threshold, count = Severity.CRITICAL, kth, self._factor, self._k
-        elif second > self._fast and high_now:
-            severity, score, threshold, count = Severity.CRITICAL, second, self._fast, 2
+        elif in_a_row > self._fast and len(ratios) > 1:
+            severity, score, threshold, count = Severity.CRITICAL, in_a_row, self._fast, 2
         elif second > self._factor:
             severity, score, threshold, count = Severity.WARNING, second, self._factor, 2
         elif high_now:
@@ -178,7 +180,8 @@ class _Series:
         self.watch = watch
         self._floor, self._factor, self._warmup = floor, factor, warmup
         self._past = SortedWindow(window)
-        self._recent: deque[tuple[int, float]] = deque()
+        self._recent: deque[tuple[int, float, float]] = deque()  # step, magnitude, ratio
+        self._high_before = False  # whether the newest value of the window was high when it came
         self.ratios: deque[tuple[int, float]] = deque(maxlen=n)
         self._seen = 0
         self.last_step = -1
@@ -196,11 +199,11 @@ class _Series:
         calm = all(ratio <= self._factor for _, ratio in self.ratios)
         ratio = self._ratio(size) if self._seen > self._warmup else 0.0
         self.ratios.append((step, ratio))
-        self._recent.append((step, size))
+        self._recent.append((step, size, ratio))
         if calm and ratio > self._factor:
             self.onset = self._estimate_onset()
         while len(self._recent) > min(LAG, self._seen // 3):
-            self._past.push(min(self._recent.popleft()[1], self._cap()))
+            self._admit()
 
     def _ratio(self, size: float) -> float:
         """How many times the yardstick, with the demands of median, floor, slack and a short window worked in."""
@@ -216,15 +219,20 @@ class _Series:
         ratio = min(size / yardstick / short / self.watch.slack, LARGEST_RATIO)
         return ratio if size > MEDIAN_FACTOR * self._past.median() else min(ratio, 1.0)
 
-    def _cap(self) -> float:
-        return self._factor * self._past.largest(2) if len(self._past) >= 5 else math.inf
+    def _admit(self) -> None:
+        """Move the oldest of the recent values into the window, clipped if it was high and not alone in that."""
+        _, size, ratio = self._recent.popleft()
+        high = ratio > self._factor
+        alone = not self._high_before and not (self._recent and self._recent[0][2] > self._factor)
+        self._past.push(min(size, self._factor * self._past.largest(2)) if high and not alone else size)
+        self._high_before = high
 
     def _estimate_onset(self) -> int:
         """First step of the run-up: back while values are nearer, by their ratios, to now's than to the usual."""
-        onset, now = self._recent[-1]
+        onset, now, _ = self._recent[-1]
         usual = max(self._past.largest(2), self._past.median())
         between = math.sqrt(usual) * math.sqrt(now)
-        for step, size in reversed(self._recent):
+        for step, size, _ in reversed(self._recent):
             if size < between:
                 break
             onset = step
@@ -241,7 +249,8 @@ class _Series:
     def state_dict(self) -> dict[str, Any]:
         return {
             "past": list(self._past),
-            "recent": [list(pair) for pair in self._recent],
+            "recent": [list(entry) for entry in self._recent],
+            "high_before": self._high_before,
             "ratios": [list(pair) for pair in self.ratios],
             "seen": self._seen,
             "last_step": self.last_step,
@@ -251,6 +260,7 @@ class _Series:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for value in state["past"]:
             self._past.push(float(value))
-        self._recent.extend((int(step), float(size)) for step, size in state["recent"])
+        self._recent.extend((int(step), float(size), float(ratio)) for step, size, ratio in state["recent"])
+        self._high_before = state["high_before"]
         self.ratios.extend((int(step), float(ratio)) for step, ratio in state["ratios"])
         self._seen, self.last_step, self.onset = state["seen"], state["last_step"], state["onset"]

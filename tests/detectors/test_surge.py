@@ -141,3 +141,10 @@ def test_a_floor_of_ones_own_moves_the_limit() -> None:
     jump = series("kl", [1e-4] * 40 + [1e-2] * 5)
     assert watch([Surge()], jump) == []
     assert critical(watch([Surge(floors={"kl": 1e-3})], jump))
+
+
+def test_a_signal_that_spikes_by_nature_is_soon_known_to() -> None:
+    norms = [12.0 if step % 23 == 0 else 0.5 + 0.1 * (step % 3) for step in range(1, 400)]
+    verdicts = watch([Surge()], series("grad_norm", norms))
+    assert critical(verdicts) == []
+    assert max(v.step for v in verdicts) < 100
