@@ -134,7 +134,7 @@ def overrides(
     seeds rollout and model.
     """
     chosen = _ppo(toy, checkpoints, steps, save_every, validate_every)
-    chosen += v1_only() if use_v1 else ["trainer.use_v1=False"]
+    chosen += v1_only() if use_v1 else ["++trainer.use_v1=False"]  # verl 0.8 has no such key: added there
     chosen += [
         f"actor_rollout_ref.actor.optim.lr={learning_rate}",
         f"data.seed={seed + 1}",
