@@ -16,7 +16,7 @@ from exporter.protocol import AttemptExited, AttemptStarted, Command, CommandPro
 from exporter.recovery import progress as stages
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
 from exporter.recovery.judging import AlertJudge
-from exporter.recovery.plan import evidence_for, incident_data, is_enough
+from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
 from exporter.recovery.store import RecoveryStore
@@ -215,11 +215,10 @@ class RecoveryEngine:
         found = [i for i in facts.incidents if i.attempt == facts.attempt and self._policy.action_for(i) is not None]
         if not found or not is_enough(evidence := evidence_for(found[0], facts, self._policy), self._policy):
             return
-        findings = "; ".join(incident.summary for incident in evidence)
         new = stages.ended(
             recovery,
             "failed",
-            f"Attempt {facts.attempt} failed too: {findings}",
+            f"Attempt {facts.attempt} failed too: {describe(evidence)}",
             now,
             incidents=(*recovery.incidents, *(incident_data(incident) for incident in evidence)),
             incident_keys=(*recovery.incident_keys, *(incident.key for incident in evidence)),

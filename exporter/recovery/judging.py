@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
-from exporter.recovery.plan import WAITING, Plan, Refusal, evidence_for, incident_data, make_plan
+from exporter.recovery.plan import WAITING, Plan, Refusal, describe, evidence_for, incident_data, make_plan
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import Decision, Outcome, Recovery, Timeline
 from exporter.recovery.store import RecoveryStore, SeenAlert
@@ -183,7 +183,7 @@ class AlertJudge:
             action="rollback",
             stage="planned",
             stage_since=now,
-            reason="; ".join(incident.summary for incident in evidence),
+            reason=describe(evidence),
             fingerprint=alert.fingerprint,
             starts_at=alert.starts_at,
             incidents=tuple(incident_data(incident) for incident in evidence),

@@ -69,6 +69,11 @@ def is_enough(evidence: Sequence[OpenIncident], policy: RecoveryPolicy) -> bool:
     return len(evidence) >= policy.agreement or any(policy.is_certain(incident) for incident in evidence)
 
 
+def describe(evidence: Sequence[OpenIncident]) -> str:
+    """The findings as a person reads them. The detectors' names are in it: the supervisor looks for them there."""
+    return "; ".join(f"{incident.detector} on {incident.signal}: {incident.summary}" for incident in evidence)
+
+
 def newest_allowed_step(evidence: Sequence[OpenIncident], policy: RecoveryPolicy) -> int:
     """The newest step whose checkpoint none of the incidents puts under suspicion.
 
@@ -165,7 +170,7 @@ def _plan(action: Action, evidence: tuple[OpenIncident, ...], facts: RunFacts, p
     onset = min(incident.onset for incident in evidence)
     candidates = judge_checkpoints(facts, limit)
     chosen = next((c for c in candidates if c.eligible), None) if action == "rollback" else None
-    findings = "; ".join(incident.summary for incident in evidence)
+    findings = describe(evidence)
     if chosen is not None:
         target = Checkpoint(step=chosen.step, path=chosen.path, attempt=chosen.attempt, verified=True)
         reason = f"{findings} Back to step {chosen.step}, the newest verified checkpoint up to step {limit}."

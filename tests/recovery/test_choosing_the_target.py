@@ -107,6 +107,13 @@ def test_a_trigger_that_asks_for_a_stop_succeeds_with_the_stop(scene_with: Calla
     assert not scene.engine.state_of(RUN).failed
 
 
+def test_the_command_names_the_detectors_for_the_supervisor(scene: Scene) -> None:
+    scene.fail_with(incident("stalled_phase", "gen", onset=51))
+    command = scene.engine.pending_command(RUN, scene.now)
+    assert command is not None
+    assert command.reason.startswith("stalled_phase on gen: ")
+
+
 def test_the_supervisor_may_not_go_beyond_the_target(scene: Scene) -> None:
     recovery = scene.fail_with(incident(onset=45))
     command = scene.engine.pending_command(RUN, scene.now)
@@ -116,10 +123,10 @@ def test_the_supervisor_may_not_go_beyond_the_target(scene: Scene) -> None:
 
 
 @given(
-    saved=st.lists(st.tuples(st.integers(0, 60), st.booleans(), st.integers(1, 3)), max_size=12),
-    onsets=st.lists(st.integers(1, 60), min_size=1, max_size=4),
-    margin=st.integers(0, 5),
-    resumed=st.integers(0, 50),
+    saved=st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.integers(1, 3)), max_size=8),
+    onsets=st.lists(st.integers(1, 15), min_size=1, max_size=4),
+    margin=st.integers(0, 3),
+    resumed=st.integers(0, 10),
 )
 def test_for_any_past_the_target_is_verified_on_the_course_and_before_every_onset_less_the_margin(
     saved: list[tuple[int, bool, int]], onsets: list[int], margin: int, resumed: int

@@ -116,7 +116,7 @@ class AnyHistory(RuleBasedStateMachine):
     def resolve(self, keep: int) -> None:
         self.scene.facts = replace(self.scene.facts, incidents=self.scene.facts.incidents[:keep])
 
-    @rule(seconds=st.sampled_from([1.0, 300.0, 5_000.0, 50_000.0]))
+    @rule(seconds=st.sampled_from([1.0, 300.0, 550.0, 5_000.0, 50_000.0]))
     def wait(self, seconds: float) -> None:
         self.scene.tick(seconds)
 
