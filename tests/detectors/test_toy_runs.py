@@ -21,3 +21,12 @@ def test_a_learning_rate_far_too_large_gives_two_critical_signals_within_three_s
     assert {page.signal for page in early} >= {"kl", "ppo_kl"}
     assert min(page.step for page in pages) >= FAULT
     assert {page.onset for page in early} == {FAULT}
+
+
+def test_a_weight_that_becomes_nan_is_found_in_the_same_step_and_certain_in_the_next() -> None:
+    steps = list(read(HERE / "data" / "toy_nan.jsonl.gz"))
+    pages = critical(watch(build_detectors().step, steps))
+    assert {page.signal for page in pages if page.step == FAULT} >= {"loss", "grad_norm"}
+    assert max(page.confidence for page in pages if page.step == FAULT + 1) == 1.0
+    assert {page.onset for page in pages} == {FAULT}
+    assert min(page.step for page in pages) == FAULT
