@@ -241,10 +241,12 @@ class _Nodes:
         return ConfigError(f"{self.file}, line {self._line(path, message)}: {named}{message}.")
 
     def line_of_setting(self, path: str, message: str) -> int:
-        """The line of the setting inside ``path`` whose name the message has, else of ``path``."""
-        inside = [key for key in self.lines if key.startswith(f"{path}.")]
-        named = [key for key in inside if re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)]
-        return self.lines[named[0]] if named else self._line(path)
+        """The line of the setting inside ``path`` whose name the message has first, else of ``path``."""
+        found: list[tuple[int, str]] = []
+        for key in (key for key in self.lines if key.startswith(f"{path}.")):
+            named = re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)
+            found.extend([(named.start(), key)] if named else [])
+        return self.lines[min(found)[1]] if found else self._line(path)
 
     def _line(self, path: str, message: str = "") -> int:
         """The line of the path, or of the nearest above it; a check of a section names the setting it is about."""

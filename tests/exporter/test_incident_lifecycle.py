@@ -177,7 +177,7 @@ _events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(events=_events)
 def test_a_restart_at_the_end_of_any_history_finds_the_same_incidents(
     events: list[tuple[str, float]], tmp_path_factory: pytest.TempPathFactory

@@ -1,0 +1,164 @@
+"""A wrong configuration stops the program with the line and what was expected; the program's start says the rest."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exporter_process import running
+
+from exporter.config import Config, ConfigError, Tokens, TokenSource, check_exposure, load, parse, resolve_tokens
+
+WRONG = [
+    ("recovry:\n  mode: auto\n", "line 1: recovry is not a known setting; did you mean recovery?"),
+    ("\nlisten: 1\n", "line 2: listen: Expected str, got int."),
+    ("listen: nope\n", "line 1: listen is 'nope': an address and a port are expected, such as 127.0.0.1:9464"),
+    ("listen: 127.0.0.1:99999\n", "an address and a port are expected"),
+    ("recovery:\n  mode: autox\n", "line 2: recovery.mode: Invalid enum value 'autox': expected "),
+    ("recovery:\n  mode: auto\n  budget_per_day: 0\n", "line 3: recovery: budget_per_day is 0"),
+    ("recovery:\n  deadlines:\n    step_seconds: -1\n", "line 3: recovery.deadlines: step_seconds is -1.0"),
+    ("recovery: 3\n", "line 1: recovery: Expected a section with settings, got int."),
+    (
+        "recovery:\n  triggers:\n  - detectors: [surge]\n    sverity: warning\n",
+        "line 4: sverity is not a known setting; did you mean severity?",
+    ),
+    ("tokens:\n  push:\n    - fil: x\n", "line 3: fil is not a known setting; did you mean file?"),
+    ("tokens:\n  push:\n    - file: a\n      env: b\n", "line 3: tokens.push[0]: a token has exactly one of file, env"),
+    ("limits:\n  runs: 1\n  runs: 2\n", "line 3: runs is set twice, first in line 2."),
+    ("limits:\n  runs: 0\n", "line 2: limits: runs is 0: it must be at least 1."),
+    ("limits:\n  runs: many\n", "line 2: limits.runs: Expected int, got str."),
+    ("incidents:\n  resolve_after_steps: 0\n", "line 2: incidents: resolve_after_steps is 0"),
+    ("ended_run_grace_seconds: -5\n", "line 1: ended_run_grace_seconds is -5.0: it must be 0 or more."),
+    (
+        "detectors:\n  surge: {}\n  sruge: {}\n",
+        "line 3: detectors.sruge: unknown detector 'sruge': did you mean",
+    ),
+    ("detectors:\n  surge:\n    k: 1\n    facter: 3\n", "line 4: detectors.surge: unknown option of detector surge"),
+    ("a: [\n", "this is not YAML"),
+    ("a: b: c\n", "line 1: this is not YAML: mapping values are not allowed here."),
+    ("x: \x00\n", "this is not YAML"),
+    ("listen: &a x\ndata_dir: *a\n", "anchors and aliases are not supported"),
+    ("? [1, 2]\n: 3\n", "line 1: a key has to be a single word."),
+    ("- 1\n", "line 1: Expected a section with settings, got array."),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG)
+def test_a_wrong_file_is_refused_with_file_line_and_what_was_expected(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, "sentinel.yml")
+    assert str(refused.value).startswith("sentinel.yml")
+    assert sentence in str(refused.value)
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert parse("", "f") == Config()
+    assert Config().recovery.mode == "observe"
+
+
+def test_settings_of_every_section_are_read() -> None:
+    config = parse(
+        "listen: 0.0.0.0:1234\nlimits: {runs: 3}\ndetectors:\n  surge: {factor: 4.0}\n"
+        "recovery:\n  mode: approve\n  trigger: direct\nincidents:\n  resolve_after_steps: 4\n",
+        "f",
+    )
+    assert (config.listen, config.limits.runs, config.recovery.mode) == ("0.0.0.0:1234", 3, "approve")
+    assert config.detectors == {"surge": {"factor": 4.0}}
+    assert config.incidents.resolve_after_steps == 4
+
+
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "f.yml"
+    file.write_text("listen: 127.0.0.1:1\ndata_dir: /a\n")
+    config = load(file, listen="127.0.0.1:2", data_dir="/b")
+    assert (config.listen, config.data_dir) == ("127.0.0.1:2", "/b")
+    assert load(file).data_dir == "/a"
+    with pytest.raises(ConfigError, match="--listen is 'x'"):
+        load(file, listen="x")
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (TokenSource(file="/nowhere/token"), "the file /nowhere/token cannot be read: No such file or directory."),
+        (TokenSource(env="NOT_SET"), "the environment variable NOT_SET is not set."),
+        (TokenSource(env="EMPTY"), "the environment variable EMPTY holds no token."),
+        (TokenSource(value="two words"), "its value holds a token with spaces"),
+    ],
+)
+def test_a_token_that_cannot_be_had_is_named_without_being_shown(source: TokenSource, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve_tokens(Tokens(alert=(source,)), {"EMPTY": " "})
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith("tokens.alert: ")
+    assert "two words" not in str(refused.value)
+
+
+def test_several_tokens_of_a_scope_come_from_file_environment_and_value(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("# ours\none\n\n two \n")
+    sources = (TokenSource(file=str(tmp_path / "t")), TokenSource(env="T"), TokenSource(value="four"))
+    assert resolve_tokens(Tokens(push=sources), {"T": "three\n"})["push"] == ("one", "two", "three", "four")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "[::1]:1", "localhost:1", "127.9.9.9:1"])
+def test_on_loopback_tokens_may_be_left_out(listen: str) -> None:
+    check_exposure(listen, {"push": (), "alert": (), "operate": ()})
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "sentinel.example:1"])
+def test_off_loopback_every_scope_needs_a_token(listen: str) -> None:
+    check_exposure(listen, {"push": ("a",), "alert": ("b",), "operate": ("c",)})
+    with pytest.raises(ConfigError, match="no token is set for alert, operate: set tokens"):
+        check_exposure(listen, {"push": ("a",), "alert": (), "operate": ()})
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "exporter", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_wrong_file_stops_the_program_at_start(tmp_path: Path) -> None:
+    file = tmp_path / "f.yml"
+    file.write_text("limits:\n  rums: 3\n")
+    refused(start("--config", str(file)), f"{file}, line 2: rums is not a known setting; did you mean runs?")
+    refused(start("--config", str(tmp_path / "none.yml")), "cannot be read: No such file or directory")
+
+
+def test_a_busy_port_is_a_sentence(tmp_path: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        result = start("--listen", f"127.0.0.1:{port}", "--data-dir", str(tmp_path))
+        refused(result, f"cannot listen on 127.0.0.1:{port}: Address already in use. Stop what uses that port")
+
+
+def test_a_data_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = start("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "file" / "data"))
+    refused(result, "cannot be written: Not a directory. Name another with data_dir.")
+
+
+def test_a_damaged_journal_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "verl-sentinel.sqlite3").write_bytes(b"no database at all" * 500)
+    refused(start("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path)), "cannot be opened: file is not a database")
+
+
+def test_two_exporters_cannot_share_a_data_folder(tmp_path: Path) -> None:
+    with running(tmp_path):
+        result = start("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
+        refused(result, "Another exporter uses the data folder")
+
+
+def test_listening_to_the_world_without_tokens_is_refused(tmp_path: Path) -> None:
+    result = start("--listen", "0.0.0.0:0", "--data-dir", str(tmp_path))
+    refused(result, "which other machines can reach, but no token is set for push, alert, operate")
