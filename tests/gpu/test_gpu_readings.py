@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trainer_entry.gpu.actor import has_nvml
 from trainer_entry.gpu.sampler import GONE
 
 GIB = 2**30
@@ -208,3 +209,15 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_reported_lost_under_its_own_in
         (2, "GPU-c", 2),
     ]
     assert (report["gpus"][1]["lost"], report["gpus"][1]["error"]) == (True, GONE)
+
+
+@pytest.mark.skipif(not has_nvml(), reason="no NVIDIA driver library on this machine, so no real GPU to read")
+def test_the_real_gpus_of_this_machine_are_read() -> None:
+    command = [sys.executable, "-m", "trainer_entry.gpu", "--once", "--json"]
+    answer = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    if not answer["available"]:
+        pytest.skip(f"the driver library is here but not to be used: {answer['reason']}")
+    assert answer["driver_version"]
+    for gpu in answer["gpus"]:
+        assert gpu["uuid"]
+        assert gpu["lost"] or 0 <= (gpu["memory_used_bytes"] or 0) <= (gpu["memory_total_bytes"] or 0)

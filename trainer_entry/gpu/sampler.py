@@ -128,7 +128,7 @@ class GpuSampler:
             if answer.uuid:
                 place = place_of.get(answer.uuid)
                 if place is None:
-                    place = self._place_for_new(index)
+                    place = self._place_for_new(index, places)
                 self._identities[place] = _Identity(answer.uuid, answer.name)
                 places[index] = place
         for index, answer in enumerate(answers):
@@ -137,16 +137,19 @@ class GpuSampler:
                 # had this index, or one of those that are missing; only when none is missing is it another GPU.
                 missing = sorted(self._identities.keys() - places.values())
                 wanted = [place for place in (self._places.get(index), index) if place in missing]
-                place = (wanted or missing or [self._place_for_new(index)])[0]
+                place = (wanted or missing or [self._place_for_new(index, places)])[0]
                 self._identities.setdefault(place, _Identity("", answer.name))
                 places[index] = place
         return places
 
-    def _place_for_new(self, index: int) -> int:
+    def _place_for_new(self, index: int, places: dict[int, int]) -> int:
+        """The first index from ``index`` on that is nobody's: not taken in this sample, nor known by a UUID."""
+        nobody = _Identity("", "")
+        taken = places.values()
         return next(
             place
             for place in itertools.count(index)
-            if place not in self._identities or not self._identities[place].uuid
+            if place not in taken and not self._identities.get(place, nobody).uuid
         )
 
     def _reading(self, place: int, answer: DeviceValues) -> GpuReading:
