@@ -1,0 +1,115 @@
+"""The rules are valid, complete, tested and explained."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.detectors.registry import NAMES
+from exporter.recovery.policy import RecoveryPolicy
+
+RULES = Path(__file__).resolve().parents[2] / "rules"
+ALERT_FILE = RULES / "prometheus" / "verl-sentinel.rules.yml"
+TEST_FILES = sorted((RULES / "tests").glob("*.yml"))
+ALERTS: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load(ALERT_FILE.read_text())["groups"] for rule in group["rules"]
+]
+BY_NAME = {alert["alert"]: alert for alert in ALERTS}
+DETECTOR = re.compile(r'verl_incident_open\{detector="(\w+)", severity="(\w+)"\}')
+
+
+def program(*argv: str) -> str:
+    """Output of one of the programs; its tests are skipped where it is not installed, and fail where it fails."""
+    if shutil.which(argv[0]) is None:
+        pytest.skip(f"{argv[0]} is not installed")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.programs
+def test_prometheus_accepts_rules_and_configuration() -> None:
+    assert f"{len(ALERTS)} rules found" in program("promtool", "check", "rules", str(ALERT_FILE))
+    program("promtool", "check", "config", str(RULES / "prometheus" / "prometheus.yml"))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("file", TEST_FILES, ids=lambda path: path.stem)
+def test_the_rule_tests_pass(file: Path) -> None:
+    program("promtool", "test", "rules", str(file))
+
+
+@pytest.mark.programs
+def test_alertmanager_accepts_its_configuration() -> None:
+    assert "SUCCESS" in program("amtool", "check-config", str(RULES / "alertmanager.yml"))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        ({"severity": "critical", "action": "rollback", "run": "r"}, "recovery,people"),
+        ({"severity": "critical", "run": "r"}, "people"),
+        ({"severity": "warning", "run": "r"}, "people"),
+        ({"severity": "none"}, "dead-mans-switch"),
+    ],
+)
+def test_alerts_are_routed_to_the_webhook_and_to_people(labels: dict[str, str], receivers: str) -> None:
+    pairs = [f"{name}={value}" for name, value in labels.items()]
+    config = f"--config.file={RULES / 'alertmanager.yml'}"
+    assert program("amtool", "config", "routes", "test", config, *pairs).strip() == receivers
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_every_alert_has_a_summary_a_description_and_a_runbook(name: str) -> None:
+    alert = BY_NAME[name]
+    assert alert["labels"]["severity"] in ("critical", "warning", "none")
+    assert alert["annotations"]["summary"]
+    assert alert["annotations"]["description"]
+    runbook = RULES.parent / alert["annotations"]["runbook"]
+    assert runbook.read_text().startswith(f"# {name.removesuffix('Warning')}\n")
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_every_alert_has_a_rule_test_in_which_it_fires_and_one_in_which_it_does_not(name: str) -> None:
+    checks = [
+        check
+        for file in TEST_FILES
+        for test in yaml.safe_load(file.read_text())["tests"]
+        for check in test["alert_rule_test"]
+        if check["alertname"] == name
+    ]
+    assert any(check["exp_alerts"] for check in checks), "no test in which it fires"
+    # The Watchdog fires always: there is no input for which it would not.
+    assert name == "Watchdog" or any(not check["exp_alerts"] for check in checks), "no test in which it is quiet"
+
+
+@pytest.mark.parametrize("detector", NAMES)
+def test_every_detector_has_one_page_that_may_trigger_a_recovery_without_delay(detector: str) -> None:
+    pages = [a for a in ALERTS if DETECTOR.findall(a["expr"]) == [(detector, "critical")]]
+    assert len(pages) == 1
+    assert pages[0]["labels"] == {"severity": "critical", "action": "rollback"}
+    assert "for" not in pages[0]
+
+
+def test_tickets_have_no_action_and_no_delay() -> None:
+    tickets = [a for a in ALERTS if ("warning",) in [found[1:] for found in DETECTOR.findall(a["expr"])]]
+    assert {DETECTOR.findall(a["expr"])[0][0] for a in tickets} == set(NAMES) - {"trainer_exited"}
+    for ticket in tickets:
+        assert ticket["labels"] == {"severity": "warning"}
+        assert "for" not in ticket
+
+
+def test_the_default_policy_lets_every_detector_trigger() -> None:
+    assert {name for trigger in RecoveryPolicy().triggers for name in trigger.detectors} == set(NAMES)
+
+
+def test_no_runbook_is_left_over() -> None:
+    named = {Path(alert["annotations"]["runbook"]).name for alert in ALERTS}
+    assert {path.name for path in (RULES / "runbooks").glob("*.md")} == named
