@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from demo.toy.task import Question, half_right, questions
+from demo.toy.task import ALL_QUESTIONS, Question, half_right, questions
 
 RECIPE = "2"  # changes whenever what this module writes would change: an older folder is then made anew
 TRAIN_ROWS, VALIDATION_ROWS = 512, 16
@@ -120,11 +120,17 @@ def _fit(model: Any, tokenizer: Any) -> None:
 
     rng = random.Random(1)
     source = questions(seed=1)
+    prompts = {q.prompt: _prompt_ids(tokenizer, q) for q in ALL_QUESTIONS}  # tokenizing is most of the time otherwise
+    digits = {digit: tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=FIT_STEPS)
     model.train()
     for _ in range(FIT_STEPS):
-        rows = [_example(tokenizer, question, rng) for question in islice(source, FIT_BATCH)]
+        rows = []
+        for question in islice(source, FIT_BATCH):
+            prompt = prompts[question.prompt]
+            answer = [digits[digit] for digit in half_right(question, rng, ERROR_RATE)]
+            rows.append(([*prompt, *answer, tokenizer.eos_token_id], len(prompt)))
         width = max(len(ids) for ids, _ in rows)
         ids = torch.tensor([ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows])
         labels = torch.tensor([[-100] * start + ids[start:] + [-100] * (width - len(ids)) for ids, start in rows])
@@ -137,14 +143,12 @@ def _fit(model: Any, tokenizer: Any) -> None:
     model.eval()
 
 
-def _example(tokenizer: Any, question: Question, rng: random.Random) -> tuple[list[int], int]:
-    """Token ids of prompt and half-right answer, and where the answer starts."""
-    prompt = tokenizer.apply_chat_template(
+def _prompt_ids(tokenizer: Any, question: Question) -> list[int]:
+    text = tokenizer.apply_chat_template(
         [{"role": "user", "content": question.prompt}], add_generation_prompt=True, tokenize=False
     )
-    ids: list[int] = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    answer: list[int] = tokenizer(half_right(question, rng, ERROR_RATE), add_special_tokens=False)["input_ids"]
-    return [*ids, *answer, tokenizer.eos_token_id], len(ids)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _write_data(toy: Toy) -> None:

@@ -29,6 +29,9 @@ class Question:
         return "".join(str((self.start + i) % 10) for i in range(self.count))
 
 
+ALL_QUESTIONS = tuple(Question(start, count) for start in range(10) for count in range(SHORTEST, LONGEST + 1))
+
+
 def questions(seed: int) -> Iterator[Question]:
     """Questions without end, the same ones for the same seed."""
     rng = random.Random(seed)

@@ -8,14 +8,14 @@ import pytest
 from demo.toy.make import RECIPE, Toy, make, rl_rows, sft_rows
 from demo.toy.overrides import environment, overrides, sft_overrides
 from demo.toy.reward import compute_score
-from demo.toy.task import LONGEST, LONGEST_ANSWER_TOKENS, SHORTEST, Question, half_right, questions
+from demo.toy.task import ALL_QUESTIONS, LONGEST_ANSWER_TOKENS, Question, half_right, questions
 
 
 def score(answer, question):
     return compute_score("toy/count", answer, question.answer)["score"]
 
 
-ALL = [Question(start, count) for start in range(10) for count in range(SHORTEST, LONGEST + 1)]
+ALL = list(ALL_QUESTIONS)
 
 
 def test_the_right_answer_gets_everything_and_only_it():
