@@ -167,7 +167,7 @@ def test_without_a_verified_checkpoint_the_run_is_stopped_and_people_are_paged(s
     wait_for("people are paged", lambda: stack.alerts_at_alertmanager("VerlRecoveryFailed", run))
 
 
-def test_the_shipped_configuration_is_what_ran(stack: RelayedStack, tmp_path: Path) -> None:
+def test_the_shipped_rules_are_what_ran(stack: RelayedStack) -> None:
     rules = get_json(f"{stack.prometheus_url}/api/v1/rules")
     assert rules is not None
     sources = {Path(group["file"]).name for group in rules["data"]["groups"]}
