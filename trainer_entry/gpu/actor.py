@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +123,6 @@ class NodeSampler:
     def __init__(self, settings: Settings, run: Run, seconds: float) -> None:
         self._sampler = GpuSampler(socket.gethostname())
         self._seconds = seconds
-        self._end = threading.Event()
         self._client: PushClient | None = None
         sample = self._sampler.sample()  # NVML that is not there says so here
         if not sample.available and not _restarted():
@@ -139,34 +139,19 @@ class NodeSampler:
 
             ray.actor.exit_actor()
 
-    def status(self) -> dict[str, Any]:
-        """For a test or a person: node, driver, and what the push client counts."""
-        return {
-            "node": self._sampler.node,
-            "driver_version": self._sampler.driver_version,
-            "push": None if self._client is None else self._client.status(),
-        }
-
-    def close(self) -> None:
-        """Stop sampling, send the last reading, and let the driver go."""
-        self._end.set()
-        if self._client is not None:
-            self._client.close()
-
     def _loop(self, client: PushClient) -> None:
         said = False
-        while not self._end.wait(self._seconds):
+        while True:
+            time.sleep(self._seconds)
             try:
                 client.gpus(self._sampler.sample().readings)
             except Exception as error:  # noqa: BLE001 - a defect of ours: readings stop for this turn, not for the run
                 if not said:
                     said = True
                     say(f"a GPU sample failed: {type(error).__name__}: {error}")
-        self._sampler.close()
 
 
 def _restarted() -> bool:
     """True in an actor that Ray started again after it died: then NVML was there, and is worth waiting for."""
-    import ray
-
-    return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)
