@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-COMMANDS = ("serve", "runs", "incidents", "recoveries", "audit")
+COMMANDS = ("serve", "runs", "incidents", "acknowledge", "recoveries", "audit")
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Watch verl training runs."
@@ -95,6 +95,15 @@ def incidents(
 
 
 @app.command()
+def acknowledge(
+    incident_id: Annotated[str, typer.Argument(help="Id of the incident.")], url: Url = DEFAULT_URL, who: Who = ""
+) -> None:
+    """Say that a person has seen an incident."""
+    answer = ask(url, "/api/v1/incidents/acknowledge", {"id": incident_id, "who": who or user()})
+    typer.echo(f"Incident {answer['id']} is {answer['state']}.")
+
+
+@app.command()
 def audit(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
     """Show the audit log, the newest first."""
     answer = ask(url, f"/api/v1/audit?limit={limit}")
@@ -141,17 +150,21 @@ def recoveries_acknowledge(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who:
 
 
 def decide(url: str, recovery_id: str, decision: str, who: str) -> None:
+    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", {"who": who or user()})
+    typer.echo(f"Recovery {answer['id']} of run {answer['run_id']} is {answer['stage'].replace('_', ' ')}.")
+
+
+def user() -> str:
     import getpass
 
-    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", {"who": who or getpass.getuser()})
-    typer.echo(f"Recovery {answer['id']} of run {answer['run_id']} is {answer['stage'].replace('_', ' ')}.")
+    return getpass.getuser()
 
 
 def ask(url: str, path: str, content: dict[str, Any] | None = None) -> Any:
     """GET, or POST ``content`` as JSON; ends the program with a sentence where that fails."""
-    request = urllib.request.Request(url.rstrip("/") + path, headers={"Accept": "application/json"})
     if not url.startswith(("http://", "https://")):
         stop(f"--url is {url!r}: an address that starts with http:// or https:// is expected.", 2)
+    request = urllib.request.Request(url.rstrip("/") + path, headers={"Accept": "application/json"})
     if content is not None:
         request.data = json.dumps(content).encode()
         request.add_header("Content-Type", "application/json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,8 @@ from prometheus_client.exposition import choose_encoder
 from exporter.app.access import Access, content_type, read_body
 from exporter.app.answers import answer, wanted_type
 from exporter.app.lifecycle import Exporter
-from exporter.app.views import all_incidents, run_detail, run_view
+from exporter.app.views import all_incidents, incident_view, run_detail, run_view
+from exporter.incidents import Incident
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, PushAnswer, decode_batch, encode
 from exporter.recovery.alertmanager import alerts_from_webhook
 from exporter.recovery.engine import WrongStage
@@ -77,17 +79,10 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         except msgspec.DecodeError as error:
             raise malformed(error) from None
         done: asyncio.Future[PushAnswer | Refused] = asyncio.get_running_loop().create_future()
-
-        def finish(result: PushAnswer | Refused) -> None:
-            if not done.done():
-                done.set_result(result)
-
-        core.submit(batch, clock(), finish, body if kind == MSGPACK else encode(batch))
-        result = await done
+        core.submit(batch, clock(), partial(settle, done), body if kind == MSGPACK else encode(batch))
+        result = await settled(done)
         ingest.answered += 1
         ingest.seconds += time.perf_counter() - began
-        if isinstance(result, Refused):
-            raise result
         return answer(result, media_type=wanted_type(request, default=kind))
 
     @post("/api/v1/alerts", status_code=200, summary="Alertmanager's webhook (scope alert)", tags=["recovery"])
@@ -143,8 +138,9 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
     @post("/api/v1/incidents/acknowledge", status_code=200, summary="Acknowledge (scope operate)", tags=["incidents"])
     async def acknowledge_incident(request: AnyRequest) -> Response[bytes]:
         given = _decode(await operator_body(request), Acknowledgement)
-        core.acknowledge(given.id, person(given.who), clock())
-        return answer({"acknowledged": given.id})
+        done: asyncio.Future[Incident | Refused] = asyncio.get_running_loop().create_future()
+        core.acknowledge(given.id, person(given.who), clock(), partial(settle, done))
+        return answer(incident_view(await settled(done)))
 
     @get("/api/v1/recoveries", summary="Recoveries (scope operate)", tags=["recovery"], sync_to_thread=False)
     def recoveries(request: AnyRequest, limit: int = Parameter(default=100, ge=1, le=10_000)) -> Response[bytes]:
@@ -202,6 +198,19 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         push, alerts, metrics, healthz, readyz, runs, run, incidents, acknowledge_incident,
         recoveries, recovery, decide, audit,
     ]  # fmt: skip
+
+
+def settle(done: asyncio.Future[_T | Refused], result: _T | Refused) -> None:
+    """Hand over what the core answered; whoever asked may be gone by then."""
+    if not done.done():
+        done.set_result(result)
+
+
+async def settled(done: asyncio.Future[_T | Refused]) -> _T:
+    result = await done
+    if isinstance(result, Refused):
+        raise result
+    return result
 
 
 def person(who: str) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from exporter.incidents import Rules
+from exporter.incidents import Incident, Rules
 from exporter.protocol import Batch, PushAnswer, decode_batch
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.facts import Alert
@@ -183,13 +183,34 @@ class Core:
             self._mark_all(run, self.link.marks(run), now)
         return decision
 
-    def acknowledge(self, incident_id: str, who: str, now: float) -> None:
-        """A person has seen an incident. Raises :class:`Refused` where there is none of that id."""
+    def acknowledge(self, incident_id: str, who: str, now: float, answer: Callable[[Incident | Refused], None]) -> None:
+        """A person has seen an incident; ``answer`` is called with it as it then is.
+
+        Raises :class:`Refused` where there is none of that id.
+        """
         for run in self.runs.values():
             if run.book.find(incident_id) is not None:
-                self._mark(run, Mark(action="acknowledge", incidents=[incident_id], who=who), now)
+                mark = Mark(action="acknowledge", incidents=[incident_id], who=who)
+                entry = mark_entry(run.state.run_id, mark, now)
+                self._recorder.record(entry, partial(self._acknowledged, run, incident_id, answer))
                 return
         raise Refused("not_found", f"There is no incident {incident_id}.", status=404)
+
+    def _acknowledged(
+        self,
+        run: WatchedRun,
+        incident_id: str,
+        answer: Callable[[Incident | Refused], None],
+        entry: Entry,
+        outcome: Recorded,
+    ) -> None:
+        self._own_recorded(None, entry, outcome)
+        incident = run.book.find(incident_id)
+        if outcome.error or incident is None:
+            message = f"{outcome.error} Nothing was taken over; send it again."
+            answer(Refused("journal", message, status=503, retry_after=5))
+        else:
+            answer(incident)
 
     # Once a second
 
@@ -237,8 +258,9 @@ class Core:
         self._pending.add(pending)
         self._recorder.record(mark_entry(run.state.run_id, mark, now), partial(self._own_recorded, pending))
 
-    def _own_recorded(self, pending: tuple[str, str], entry: Entry, outcome: Recorded) -> None:
-        self._pending.discard(pending)
+    def _own_recorded(self, pending: tuple[str, str] | None, entry: Entry, outcome: Recorded) -> None:
+        if pending is not None:
+            self._pending.discard(pending)
         self.journal_error = outcome.error
         if not outcome.error:
             self._apply(entry, outcome.position)

@@ -122,9 +122,7 @@ class Journal:
             for row in self._db.execute(f"SELECT {columns} FROM journal ORDER BY position"):
                 yield Entry(*row)
         except sqlite3.Error as error:
-            raise JournalUnavailable(
-                f"The journal {self.path} cannot be read: {error}. Restore it from a backup, or name another data_dir."
-            ) from error
+            raise self._unusable(error) from error
 
     def count(self) -> int:
         """Entries in the file."""
@@ -142,12 +140,17 @@ class Journal:
                 (cutoff,),
             )
         except sqlite3.Error as error:
-            raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
+            raise self._unusable(error) from error
         return cursor.rowcount
 
     def close(self) -> None:
         """Close the file; the write-ahead log is folded into it."""
         self._db.close()
+
+    def _unusable(self, error: sqlite3.Error) -> JournalUnavailable:
+        return JournalUnavailable(
+            f"The journal {self.path} cannot be read: {error}. Restore it from a backup, or name another data_dir."
+        )
 
     def _meta(self, key: str) -> int:
         row = self._db.execute("SELECT value FROM journal_meta WHERE key = ?", (key,)).fetchone()

@@ -54,7 +54,7 @@ class ExporterProcess:
     def log(self) -> str:
         return (self.folder / "exporter.log").read_text(errors="replace")
 
-    def start(self) -> None:
+    def start(self, *, until_ready: bool = True) -> None:
         with (self.folder / "exporter.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "exporter", "--listen", "127.0.0.1:0", *self.arguments],
@@ -63,7 +63,8 @@ class ExporterProcess:
                 env={**os.environ, **self.environment},
             )
         self.url = wait_for(self._address, self)
-        wait_for(self.ready, self)
+        if until_ready:
+            wait_for(self.ready, self)
 
     def _address(self) -> str:
         found = re.search(r"Listening on (http://\S+),", self.log)

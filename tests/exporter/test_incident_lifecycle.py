@@ -128,14 +128,16 @@ def test_a_recovery_that_failed_gives_its_incidents_back() -> None:
 def test_acknowledging_is_done_once_and_names_the_person(scene: Scene) -> None:
     scene.step(1, grad=500.0)
     incident = scene.incidents()["scripted_step"]
-    scene.core.acknowledge(incident.id, "ada", scene.now)
-    scene.core.acknowledge(incident.id, "bob", scene.now)
+    answers: list[Any] = []
+    scene.core.acknowledge(incident.id, "ada", scene.now, answers.append)
+    scene.core.acknowledge(incident.id, "bob", scene.now, answers.append)
+    assert [answer.acknowledged_by for answer in answers] == ["ada", "ada"]
     assert (scene.incidents()["scripted_step"].state, scene.incidents()["scripted_step"].acknowledged_by) == (
         "acknowledged",
         "ada",
     )
     with pytest.raises(Refused, match="no incident nope"):
-        scene.core.acknowledge("nope", "ada", scene.now)
+        scene.core.acknowledge("nope", "ada", scene.now, answers.append)
 
 
 def test_a_hang_is_found_by_the_tick_and_the_incident_survives_a_restart(scene: Scene) -> None:
@@ -200,7 +202,7 @@ def test_a_restart_at_the_end_of_any_history_finds_the_same_incidents(
             scene.tick(value)
         else:
             for incident in list(scene.run().book):
-                scene.core.acknowledge(incident.id, "ada", scene.now)
+                scene.core.acknowledge(incident.id, "ada", scene.now, lambda _: None)
 
     def state() -> Any:
         run = scene.run()

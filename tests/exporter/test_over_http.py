@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import gzip
 import json
@@ -15,6 +16,8 @@ import pytest
 from exporter_process import ExporterProcess, running, wait_for
 from exporter_scene import batch
 
+from exporter.app.lifecycle import Exporter
+from exporter.config import Config
 from exporter.protocol import (
     AttemptStarted,
     CheckpointSaved,
@@ -26,6 +29,7 @@ from exporter.protocol import (
     Step,
     encode,
 )
+from exporter.service.admission import Refused
 
 PUSH = "/api/v1/push"
 
@@ -307,6 +311,37 @@ def test_a_disk_that_is_full_is_answered_503_and_loses_nothing_that_was_acknowle
         exporter.start()
         assert acknowledged > 3
         assert exporter.metrics()['verl_training_steps_total{run="json"}'] == acknowledged
+
+
+def test_a_journal_that_is_damaged_inside_is_said_and_nothing_is_taken_until_it_is_mended(tmp_path: Path) -> None:
+    with running(tmp_path) as exporter:
+        for seq in range(1, 200):
+            push(exporter, seq=seq, steps=[Step(step=seq, metrics={f"m{i}": 1.0 for i in range(50)})])
+        exporter.stop()
+        file = tmp_path / "data" / "verl-sentinel.sqlite3"
+        whole = file.read_bytes()
+        third = len(whole) // 3
+        file.write_bytes(whole[:third] + b"\xff" * third + whole[2 * third :])
+        exporter.start(until_ready=False)
+        wait_for(lambda: "cannot be read" in exporter.get("/readyz").body.decode(), exporter)
+        assert exporter.get("/readyz").status == 503
+        refused = exporter.post(PUSH, encode(batch(seq=500)))
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "Restore it from a backup" in refused.reason
+        assert exporter.metrics()["verl_sentinel_ready"] == 0
+        exporter.stop()
+        file.write_bytes(whole)
+        exporter.start()
+        assert exporter.metrics()['verl_training_step{run="r"}'] == 199
+
+
+def test_while_the_journal_is_read_nothing_is_taken_and_everybody_is_told_to_come_again(tmp_path: Path) -> None:
+    exporter = Exporter(Config(data_dir=str(tmp_path / "data")))
+    assert exporter.reasons_not_ready() == ["The journal is being read."]
+    with pytest.raises(Refused, match="The journal is being read") as refused:
+        exporter.require_replayed()
+    assert (refused.value.status, refused.value.retry_after) == (503, 1)
+    asyncio.run(exporter.stop())
 
 
 def test_tokens_by_scope(tmp_path: Path) -> None:

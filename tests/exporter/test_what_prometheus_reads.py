@@ -147,7 +147,7 @@ def test_a_run_that_died_with_an_open_page_stays_until_a_person_has_seen_it(scen
     scene.push(sender="sup", role="supervisor", events=[AttemptExited(time=0.0, exit_code=1)])
     scene.now += 5000
     assert samples(scene, "verl_incident_open", run="r")
-    scene.core.acknowledge(scene.incidents()["scripted_step"].id, "ada", scene.now)
+    scene.core.acknowledge(scene.incidents()["scripted_step"].id, "ada", scene.now, lambda _: None)
     assert not samples(scene, "verl_incident_open", run="r")
 
 

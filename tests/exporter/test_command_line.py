@@ -1,0 +1,133 @@
+"""``verl-sentinel`` against a running exporter: what it shows, what it decides, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporter_process import ExporterProcess, running, wait_for
+from exporter_scene import batch
+
+from exporter.protocol import AttemptStarted, CheckpointSaved, Step, encode
+
+CONFIG = """
+tokens:
+  operate:
+    - value: ope
+recovery:
+  mode: approve
+  trigger: direct
+"""
+
+
+@pytest.fixture(scope="module")
+def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExporterProcess]:
+    """An exporter with a run that broke at step 6 and has a verified checkpoint at step 2."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "config.yml").write_text(CONFIG)
+    with running(folder, "--config", str(folder / "config.yml")) as exporter:
+        push(exporter, sender="sup", role="supervisor", seq=1, events=[AttemptStarted(time=0.0, pid=1)])
+        for step in range(1, 9):
+            loss: Any = 0.5 if step < 6 else "NaN"
+            push(exporter, seq=step, steps=[Step(step=step, metrics={"actor/loss": loss, "actor/grad_norm": loss})])
+            saved = [CheckpointSaved(time=0.0, step=step, path=f"/c/global_step_{step}", verified=True)]
+            push(exporter, seq=100 + step, events=saved if step == 2 else [])
+        yield exporter
+
+
+def push(exporter: ExporterProcess, **fields: Any) -> None:
+    answer = exporter.post("/api/v1/push", encode(batch(run="grpo[bold]", **fields)))
+    assert answer.status == 200, answer.body
+
+
+def cli(exporter: ExporterProcess | None, *arguments: str, token: str = "ope", **more: str) -> tuple[int, str]:
+    """Exit code, and what was written; wide enough that nothing is folded."""
+    environment = {**os.environ, "COLUMNS": "300", "VERL_SENTINEL_TOKEN": token, **more}
+    if exporter is not None:
+        environment["VERL_SENTINEL_URL"] = exporter.url
+    command = [sys.executable, "-c", "from exporter.cli import main; main()", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert "Traceback" not in result.stderr
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_runs_and_incidents_are_listed(exporter: ExporterProcess) -> None:
+    code, shown = cli(exporter, "runs")
+    assert code == 0
+    assert "grpo[bold]" in shown, "what senders name is no markup"
+    code, shown = cli(exporter, "incidents")
+    assert code == 0
+    assert "grpo[bold]:non_finite:" in shown
+
+
+def test_a_recovery_is_listed_shown_approved_once_and_audited(exporter: ExporterProcess) -> None:
+    def waiting() -> str:
+        found = exporter.get("/api/v1/recoveries", Authorization="Bearer ope").json["recoveries"]
+        return next((r["id"] for r in found if r["stage"] == "awaiting_approval"), "")
+
+    recovery = wait_for(waiting, exporter)
+    assert recovery in cli(exporter, "recoveries", "list")[1]
+    assert '"planned_target_step": 2' in cli(exporter, "recoveries", "show", recovery)[1]
+    code, shown = cli(exporter, "recoveries", "approve", recovery, "--who", "ada")
+    assert (code, shown) == (0, f"Recovery {recovery} of run grpo[bold] is commanded.\n")
+    code, shown = cli(exporter, "recoveries", "refuse", recovery)
+    assert code == 1
+    assert "is commanded; this is only possible while it is awaiting approval." in shown
+    assert "ada" in cli(exporter, "audit", "--json")[1]
+
+
+def test_an_incident_is_acknowledged_by_name(exporter: ExporterProcess) -> None:
+    incidents = exporter.get("/api/v1/incidents", Authorization="Bearer ope").json["incidents"]
+    code, shown = cli(exporter, "acknowledge", incidents[0]["id"], "--who", "ada")
+    assert code == 0
+    assert incidents[0]["id"] in shown
+    assert cli(exporter, "acknowledge", "nope")[1] == (
+        f"verl-sentinel: The exporter at {exporter.url} refused: There is no incident nope.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (("runs",), {"VERL_SENTINEL_TOKEN": "wrong"}, "refused: The token is not one of those that are set"),
+        (("runs",), {"VERL_SENTINEL_URL": "http://127.0.0.1:1"}, "cannot be asked: [Errno 111] Connection refused"),
+        (
+            ("runs",),
+            {"VERL_SENTINEL_URL": "localhost:9"},
+            "an address that starts with http:// or https:// is expected",
+        ),
+        (
+            ("runs",),
+            {"VERL_SENTINEL_TOKEN": "", "VERL_SENTINEL_TOKEN_FILE": "/nowhere"},
+            "The token file /nowhere (VERL_SENTINEL_TOKEN_FILE) cannot be read",
+        ),
+        (("recoveries", "show", "none"), {}, "There is no recovery none."),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    exporter: ExporterProcess, arguments: tuple[str, ...], environment: dict[str, str], sentence: str
+) -> None:
+    token = environment.get("VERL_SENTINEL_TOKEN", "ope")
+    environment = {name: value for name, value in environment.items() if name != "VERL_SENTINEL_TOKEN"}
+    target = None if "VERL_SENTINEL_URL" in environment else exporter
+    code, shown = cli(target, *arguments, token=token, **environment)
+    assert code in (1, 2)
+    assert shown.startswith("verl-sentinel: ")
+    assert sentence in shown
+
+
+def test_the_token_may_come_from_a_file(exporter: ExporterProcess, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("ope\n")
+    assert cli(exporter, "runs", token="", VERL_SENTINEL_TOKEN_FILE=str(tmp_path / "token"))[0] == 0
+
+
+def test_help_does_not_load_the_server() -> None:
+    heavy = ("litestar", "uvicorn", "yaml", "rich.table")
+    check = f"import sys, exporter.cli; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
