@@ -1,9 +1,9 @@
 """How long it takes from the push that carries a fault until the exporter has received the alert's webhook.
 
 ``python -m bench.alert_latency [--faults N] [--json]`` starts the real exporter, Prometheus and Alertmanager on
-loopback with the rules that ship, a scrape and an evaluation every second, and pushes N faults, each of a run of its own, at
-times that are spread over the second. Both ends are read from one clock: before the push here, and at arrival of the
-webhook in the exporter. The promise is one scrape, one evaluation and one second.
+loopback with the rules that ship, a scrape and an evaluation every second, and pushes N faults, each of a run of its
+own, at times that are spread over the second. Both ends are read from one clock: before the push here, and at arrival
+of the webhook in the exporter. The promise is one scrape, one evaluation and one second.
 
 Exit code 1 where a fault took longer, or never arrived; 2 where the programs are not installed.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -189,8 +190,7 @@ class RecoveryEngine:
         changed = difference(old, new)
         # A step that is only counted is no decision; the count is in the line of the stage that it leads to.
         if new.stage != old.stage or not set(changed) <= {"last_step", "last_healthy_at", "healthy_steps"}:
-            summary = new.outcome if new.outcome and new.stage != old.stage else f"{old.stage} -> {new.stage}"
-            self._store.note(now, new.run_id, new.id, new.stage, summary, data=changed)
+            self._store.note(now, new.run_id, new.id, new.stage, _summary(old, new, changed), data=changed)
         return new
 
     def _withdraw(self, facts: RunFacts, now: float) -> None:
@@ -224,6 +224,14 @@ class RecoveryEngine:
             incident_keys=(*recovery.incident_keys, *(incident.key for incident in evidence)),
         )
         self._move(recovery, new, now)
+
+
+def _summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
+    """The sentence of the audit line; the numbers are in its data."""
+    if new.stage == old.stage:
+        names = sorted({*changed, *changed.get("times", ())} - {"times"})
+        return f"Still {new.stage.replace('_', ' ')}; new: {', '.join(names)}."
+    return new.outcome or f"From {old.stage.replace('_', ' ')} to {new.stage.replace('_', ' ')}."
 
 
 def _own_alert(incident: OpenIncident) -> Alert:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
-from exporter.recovery.plan import WAITING, Plan, Refusal, describe, evidence_for, incident_data, make_plan
+from exporter.recovery.plan import WAITING, Plan, Refusal, counts, describe, evidence_for, incident_data, make_plan
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import Decision, Outcome, Recovery, Timeline
 from exporter.recovery.store import RecoveryStore, SeenAlert
@@ -71,15 +71,17 @@ class AlertJudge:
             self.judge(seen.alert, facts, now)
 
     def _has_moved_on(self, alert: Alert, seen: SeenAlert, facts: RunFacts | None) -> bool:
-        """Whether the alert, which never stopped firing, now stands for a failure of a newer attempt.
+        """Whether the alert, which never stopped firing, has to be judged afresh.
 
-        An incident that comes back within one scrape leaves Prometheus no gap, so startsAt stays what it was.
+        It may stand for a failure of a newer attempt: an incident that comes back within one scrape leaves Prometheus
+        no gap, so startsAt stays what it was. Or it was only observed, and the mode is another since.
         """
         incident = _incident_of(alert, facts) if facts is not None and alert.status == "firing" else None
         recovery = self._store.get(seen.recovery_id)
         if incident is None or recovery is None:
             return False
-        return incident.attempt > recovery.attempt and incident.key not in recovery.incident_keys
+        newer = incident.attempt > recovery.attempt and incident.key not in recovery.incident_keys
+        return newer or not counts(recovery, self._policy)
 
     def _answer(
         self,

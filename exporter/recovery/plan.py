@@ -135,7 +135,7 @@ def make_plan(
             "no_trigger", f"the policy lets {incident.detector} with severity {incident.severity.label} trigger nothing"
         )
     for recovery in history:
-        if incident.key in recovery.incident_keys:
+        if incident.key in recovery.incident_keys and counts(recovery, policy):
             return Refusal("answered", f"recovery {recovery.id} ({recovery.stage}) answered this incident", recovery.id)
     evidence = evidence_for(incident, facts, policy)
     if not is_enough(evidence, policy):
@@ -148,8 +148,8 @@ def make_plan(
 
 
 def _held_back(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) -> Refusal | None:
-    """Cooldown, then budget. What was only observed counts only while the mode is ``observe``."""
-    relevant = [r for r in history if r.stage != "observed" or policy.mode == "observe"]
+    """Cooldown, then budget."""
+    relevant = [r for r in history if counts(r, policy)]
     for recovery in relevant:
         if recovery.times.finished is not None and now - recovery.times.finished < policy.cooldown_seconds:
             left = recovery.times.finished + policy.cooldown_seconds - now
@@ -158,6 +158,11 @@ def _held_back(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) 
     if len(spent) >= policy.budget_per_day:
         return Refusal("budget", f"{len(spent)} recoveries in 24 hours use up the budget of {policy.budget_per_day}")
     return None
+
+
+def counts(recovery: Recovery, policy: RecoveryPolicy) -> bool:
+    """Whether the recovery stands in the way of another: what was only observed does not once the mode is another."""
+    return recovery.stage != "observed" or policy.mode == "observe"
 
 
 def spent_at(recovery: Recovery) -> float | None:

@@ -200,6 +200,17 @@ def test_observe_records_what_it_would_do_and_commands_nothing(scene_with: Calla
     assert (state.failed, state.in_progress, state.outcomes) == (False, False, {"observed": 1})
 
 
+def test_what_was_only_observed_is_carried_out_once_the_mode_allows(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(mode="observe")
+    found = incident()
+    scene.fail_with(found)
+    scene.policy = RecoveryPolicy(mode="auto")
+    scene.restart()
+    assert scene.alert(found).outcome == "planned"
+    assert scene.alert(found).outcome == "duplicate"
+    assert [recovery.stage for recovery in scene.engine.recoveries()] == ["commanded", "observed"]
+
+
 def test_the_cooldown_holds_the_next_recovery_back_and_then_lets_it_go(scene: Scene) -> None:
     done = scene.carry_out(scene.fail_with(incident()))
     assert done.stage == "succeeded"
