@@ -21,6 +21,7 @@ from trainer_entry.checkpoints.manifest import (
     background_priority,
     discard_manifest,
     mark_abandoned,
+    point_tracker,
     write_manifest,
 )
 from trainer_entry.checkpoints.verification import Depth, Verification
@@ -40,6 +41,7 @@ __all__ = [
     "list_checkpoints",
     "mark_abandoned",
     "newest_verified",
+    "point_tracker",
     "step_directories",
     "step_of",
     "tracker_step",

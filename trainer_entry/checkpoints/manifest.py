@@ -24,7 +24,14 @@ from trainer_entry.checkpoints.files import (
     safe_parts,
     tree_files,
 )
-from trainer_entry.checkpoints.layout import MANIFEST_NAME, OURS_PREFIX, CheckpointError, completeness, step_of
+from trainer_entry.checkpoints.layout import (
+    MANIFEST_NAME,
+    OURS_PREFIX,
+    TRACKER_NAME,
+    CheckpointError,
+    completeness,
+    step_of,
+)
 
 __all__ = [
     "ABANDONED_NAME",
@@ -34,6 +41,7 @@ __all__ = [
     "background_priority",
     "discard_manifest",
     "mark_abandoned",
+    "point_tracker",
     "read_small",
     "write_json_atomically",
     "write_manifest",
@@ -146,9 +154,21 @@ def mark_abandoned(directory: str | os.PathLike[str], rolled_back_to: int, reaso
     write_json_atomically(Path(directory) / ABANDONED_NAME, record)
 
 
+def point_tracker(root: str | os.PathLike[str], step: int) -> None:
+    """Make verl's own tracker name the step that a rollback went back to.
+
+    Otherwise a later automatic resume, with or without a supervisor, would take a newer checkpoint that was left
+    behind. Raises OSError.
+    """
+    _replace(Path(root) / TRACKER_NAME, str(step).encode())
+
+
 def write_json_atomically(path: Path, value: object) -> None:
     """Write to a temporary file in the same directory, fsync, rename, fsync the directory."""
-    body = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def _replace(path: Path, body: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         with open(temporary, "wb") as file:

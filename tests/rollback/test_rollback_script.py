@@ -1,0 +1,185 @@
+"""rules/rollback/checkpoint.sh by hand: with the exporter down, with the supervisor dead, and with bad arguments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from supervised_run import SCRIPT, Scene, alive, read, until
+
+
+def hanging(scene: Scene) -> list[str]:
+    return scene.trainer(hang_at=12, only_first=1)
+
+
+def test_by_hand_with_no_exporter_at_all(scene: Scene) -> None:
+    supervisor = scene.run(hanging(scene))
+    scene.output_has(1, "hanging")
+    done = scene.script("--state-dir", str(scene.state), "--not-after-step", "7", "--reason", "it hangs; $(date) 'x'")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rollback: step 1 of 3" in done.stdout
+    assert "step 10 is refused: It was saved at step 10, after step 7" in done.stderr
+    assert f"the trainer was started from {scene.checkpoints}/global_step_5" in done.stdout
+    assert scene.started(2)["from"] == 5
+    assert supervisor.poll() is None
+
+
+def test_the_same_request_again_starts_nothing_more(scene: Scene) -> None:
+    scene.run(hanging(scene))
+    scene.output_has(1, "hanging")
+    words = ("--state-dir", str(scene.state), "--request-id", "night-shift-1", "--reason", "hang")
+    assert scene.script(*words).returncode == 0
+    target = scene.checkpoints / "global_step_10"
+    again = scene.cli(
+        "resume", "--state-dir", str(scene.state), "--request-id", "night-shift-1", "--target", str(target)
+    )
+    assert (again.returncode, again.stdout) == (0, "Attempt 2 was already started for command night-shift-1.\n")
+    assert len(scene.starts()) == 2
+
+
+def test_with_the_supervisor_dead_it_stops_the_trainer_and_says_how_to_go_on(scene: Scene) -> None:
+    supervisor = scene.run(hanging(scene))
+    started = scene.started()
+    scene.output_has(1, "hanging")
+    supervisor.kill()
+    supervisor.wait()
+    done = scene.script("--state-dir", str(scene.state), "--reason", "stuck")
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert not alive(started["pid"])
+    assert f"start from it with: verl-sentinel-train run --state-dir {scene.state}" in done.stdout
+    assert len(scene.starts()) == 1
+    scene.run(None)
+    assert scene.started(2)["from"] == 10
+
+
+def test_with_the_supervisor_dead_it_starts_a_new_one_when_asked(scene: Scene) -> None:
+    supervisor = scene.run(hanging(scene))
+    scene.output_has(1, "hanging")
+    supervisor.kill()
+    supervisor.wait()
+    done = scene.script("--state-dir", str(scene.state), "--start-supervisor", "--reason", "stuck")
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert scene.started(2)["from"] == 10
+        assert "Attempt 2 started by a new supervisor" in done.stdout
+    finally:
+        stopped = scene.cli("stop", "--state-dir", str(scene.state))
+    assert stopped.returncode == 0, stopped.stderr
+    until(lambda: scene.of_attempts() == [], "nothing to be left")
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_with_nothing_verified_the_trainer_is_stopped_and_nothing_started(scene: Scene, supervised: bool) -> None:
+    supervisor = scene.run(hanging(scene))
+    started = scene.started()
+    scene.output_has(1, "hanging")
+    if not supervised:
+        supervisor.kill()
+        supervisor.wait()
+    for step in (5, 10):
+        os.truncate(scene.saved(step) / "data.pt", 1)
+    done = scene.script("--state-dir", str(scene.state), "--reason", "stuck")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "there is no checkpoint to go back to" in done.stdout
+    assert "data.pt is truncated: 1 of 8 bytes" in done.stderr
+    assert not alive(started["pid"])
+    assert len(scene.starts()) == 1
+
+
+def test_a_dry_run_names_the_target_and_changes_nothing(scene: Scene) -> None:
+    scene.run(hanging(scene))
+    started = scene.started()
+    scene.saved(10)
+    done = scene.script("--state-dir", str(scene.state), "--target-step", "9", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"the target is {scene.checkpoints}/global_step_5" in done.stdout
+    assert alive(started["pid"])
+    assert list((scene.state / "commands").iterdir()) == []
+    os.truncate(scene.checkpoints / "global_step_5" / "data.pt", 1)
+    assert scene.script("--state-dir", str(scene.state), "--target-step", "9", "--dry-run").returncode == 4
+    assert alive(started["pid"])
+
+
+def test_a_target_that_vanishes_while_the_trainer_stops_is_replaced_by_the_one_before(scene: Scene) -> None:
+    """verl's own retention may delete the target with the save of a clean end."""
+    edited = scene.folder / "checkpoint.sh"
+    mark = 'say "step 3 of 3'
+    edited.write_text(SCRIPT.read_text().replace(mark, f'rm -r "{scene.checkpoints}/global_step_10"\n{mark}', 1))
+    scene.run(hanging(scene))
+    scene.output_has(1, "hanging")
+    done = subprocess.run(
+        ["bash", str(edited), "--state-dir", str(scene.state), "--reason", "stuck"],
+        capture_output=True,
+        text=True,
+        env=scene.environ,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scene.started(2)["from"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "--state-dir is missing."),
+        (["--state-dir"], "--state-dir needs a value."),
+        (["--state-dir", "/no/such dir"], "The state directory '/no/such dir' does not exist."),
+        (["--state-dir", ".", "--target-step", "-1"], "--target-step needs a step, a whole number from 0, not '-1'."),
+        (["--state-dir", ".", "--not-after-step", "5; touch x"], "not '5; touch x'."),
+        (["--state-dir", ".", "--request-id", ""], "--request-id needs 1 to 200 characters."),
+        (["--frobnicate"], "'--frobnicate' is not an option."),
+    ],
+)
+def test_unusable_arguments_do_nothing(scene: Scene, words: list[str], sentence: str) -> None:
+    done = scene.script(*words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stdout == ""
+    assert list(scene.folder.iterdir()) == []
+
+
+def test_a_state_directory_without_a_run_is_a_sentence(scene: Scene) -> None:
+    scene.state.mkdir()
+    done = scene.script("--state-dir", str(scene.state))
+    assert done.returncode == 6
+    assert f"There is no run in {scene.state}" in done.stderr
+
+
+def test_help_tells_every_exit_code_that_the_script_uses(scene: Scene) -> None:
+    done = scene.script("--help")
+    assert done.returncode == 0
+    for code in (0, 2, 4, 5, 6, 7, 8):
+        assert f"\n  {code}  " in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+def test_shellcheck_finds_nothing() -> None:
+    subprocess.run(["shellcheck", str(SCRIPT)], check=True)
+
+
+def test_the_engine_runs_this_very_script() -> None:
+    from trainer_entry.supervisor.script import default_script
+
+    assert default_script() == SCRIPT
+    assert os.access(SCRIPT, os.X_OK)
+
+
+def test_an_operators_rollback_command_goes_through_the_supervisor_or_without_it(scene: Scene) -> None:
+    supervisor = scene.run(hanging(scene))
+    scene.output_has(1, "hanging")
+    words = ("rollback", "--state-dir", str(scene.state), "--not-after-step", "8", "--reason", "stuck")
+    done = scene.cli(*words, "--request-id", "r1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Attempt 2 started from step 5.\n"
+    assert "stopping" in done.stderr
+    assert scene.started(2)["from"] == 5
+    assert read(scene.state / "commands" / "r1.json")["state"] == "succeeded"
+    assert scene.cli(*words, "--request-id", "r1").stdout == done.stdout
+    supervisor.kill()
+    supervisor.wait()
+    done = scene.cli(*words, "--request-id", "r2")
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert len(scene.starts()) == 2

@@ -1,0 +1,138 @@
+"""``verl-sentinel-train run``: from the command line to a supervisor. Called by :mod:`trainer_entry.cli`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from exporter.protocol import Command, Run
+from trainer_entry import settings
+from trainer_entry.supervisor import overrides
+from trainer_entry.supervisor.lifecycle import usable_cwd
+from trainer_entry.supervisor.options import Options
+from trainer_entry.supervisor.output import say
+from trainer_entry.supervisor.overrides import OverrideError, TrainerCommand
+from trainer_entry.supervisor.reporting import NoReporter, PushReporter, Reporter, configure
+from trainer_entry.supervisor.script import default_script
+from trainer_entry.supervisor.state import RunRecord, StateDir, StateError
+from trainer_entry.supervisor.stopping import StopLimits
+from trainer_entry.supervisor.supervise import Supervisor
+
+WAIT_FOR_COMMAND_SECONDS = 600.0
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Supervise until the run ends. Raises what keeps it from starting, each with a sentence."""
+    words = parsed.trainer[1:] if parsed.trainer[:1] == ["--"] else parsed.trainer
+    state, given = _identify(parsed, words)
+    state.create()
+    with state.locked():
+        record = _merge(state, state.read_run(), given, parsed.run_id)
+        trainer = overrides.parse(record.argv, usable_cwd(record.cwd))
+        configured = configure(record.url or "off", record.run_id, state.path)
+        script = parsed.rollback_script or default_script()
+        if not script.is_file():
+            raise StateError(f"The rollback script {script} does not exist; give one with --rollback-script.")
+        state.write_run(record)
+
+        def connect(attempt: int, on_command: Callable[[Command], None]) -> Reporter:
+            if configured is None:
+                say("no exporter is configured (--url, VERL_SENTINEL_URL); commands come through control.sock only")
+                return NoReporter()
+            identity = Run(run_id=record.run_id, attempt=attempt, project=record.project, experiment=record.experiment)
+            return PushReporter(configured, identity, on_command=on_command, say=say)
+
+        options = Options(
+            limits=StopLimits(
+                clean_seconds=parsed.clean_stop_seconds,
+                rollback_clean_seconds=parsed.rollback_clean_seconds,
+                term_seconds=parsed.term_seconds,
+                kill_seconds=parsed.kill_seconds,
+            ),
+            script=script.absolute(),
+            wait_for_command_seconds=_wait(parsed.wait_for_command_seconds, configured is not None),
+            follow=not parsed.quiet,
+        )
+        supervisor = Supervisor(
+            state, record, command=trainer, options=options, connect=connect, environ=os.environ, say=say
+        )
+        return supervisor.run()
+
+
+def state_of(parsed: argparse.Namespace) -> StateDir:
+    """The state directory that the options or the environment name. Raises OverrideError."""
+    given = parsed.state_dir or os.environ.get(settings.STATE_DIR)
+    if given:
+        return StateDir(given)
+    run_id = parsed.run_id or os.environ.get(settings.RUN_ID)
+    if not run_id:
+        raise OverrideError("It is not said which run is meant; give --state-dir or --run-id.")
+    return StateDir(settings.default_state_dir(_checked(run_id)))
+
+
+def _identify(parsed: argparse.Namespace, words: list[str]) -> tuple[StateDir, RunRecord | None]:
+    """The state directory, and the run that the command line describes; None where it gives no trainer."""
+    if not words:
+        return state_of(parsed), None
+    trainer = overrides.parse(words, os.getcwd())
+    root = _checkpoint_dir(parsed.checkpoint_dir, trainer)
+    project, experiment = trainer.names
+    run_id = parsed.run_id or os.environ.get(settings.RUN_ID) or settings.derive_run_id(project, experiment, root)
+    given = parsed.state_dir or os.environ.get(settings.STATE_DIR) or settings.default_state_dir(_checked(run_id))
+    url = parsed.url if parsed.url is not None else os.environ.get(settings.URL, "")
+    record = RunRecord(
+        run_id=_checked(run_id),
+        argv=list(trainer.argv),
+        cwd=trainer.cwd,
+        checkpoint_dir=root,
+        project=project,
+        experiment=experiment,
+        url=url,
+    )
+    return StateDir(given), record
+
+
+def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, run_id: str | None) -> RunRecord:
+    """What was stored, with the command line that was given. Raises StateError where they are of two runs."""
+    if given is None:
+        if stored is None:
+            raise StateError(f"There is no run in {state.path} yet; give the trainer's command after '--'.")
+        return replace(stored, url=os.environ.get(settings.URL, "") or stored.url)
+    if stored is None:
+        return given
+    if stored.checkpoint_dir != given.checkpoint_dir or (run_id and run_id != stored.run_id):
+        raise StateError(
+            f"The state directory {state.path} is of run {stored.run_id} with checkpoints in {stored.checkpoint_dir}, "
+            f"not of run {given.run_id} with {given.checkpoint_dir}; give this run a --state-dir of its own."
+        )
+    if stored.argv != given.argv and stored.attempt:
+        say("the trainer's command differs from the recorded one; the new one is used from the next start on")
+    return replace(
+        stored,
+        argv=given.argv,
+        cwd=given.cwd,
+        url=given.url,
+        project=given.project,
+        experiment=given.experiment,
+    )
+
+
+def _wait(given: float | None, exporter: bool) -> float:
+    """Without an exporter nobody will command anything by itself, so a crash then ends the supervisor at once."""
+    if given is not None:
+        return given
+    return WAIT_FOR_COMMAND_SECONDS if exporter else 0.0
+
+
+def _checkpoint_dir(given: Path | None, trainer: TrainerCommand) -> str:
+    return os.path.abspath(given) if given is not None else trainer.checkpoint_dir(os.environ)
+
+
+def _checked(run_id: str) -> str:
+    """Raises settings.SettingsError for a run id that could not be a label or a folder."""
+    settings.read_settings({settings.URL: settings.DEFAULT_URL, settings.RUN_ID: run_id})
+    return run_id

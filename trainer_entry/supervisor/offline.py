@@ -1,0 +1,126 @@
+"""What an operator can do to a run whose supervisor is dead: see it, stop it, record where it goes on, start it again.
+
+Called by the command line, when nobody answers on the control socket. Takes the run's lock, so that no supervisor
+starts meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from trainer_entry import checkpoints
+from trainer_entry.supervisor.attempts import Attempt
+from trainer_entry.supervisor.control import ControlRequest, NoSupervisor, ask
+from trainer_entry.supervisor.lifecycle import describe
+from trainer_entry.supervisor.state import ResumeTarget, RunRecord, StateDir, StateError
+from trainer_entry.supervisor.stopping import StopLimits, clean_seconds, stop
+
+_COME_UP_SECONDS = 60.0
+
+
+def recorded_run(state: StateDir) -> RunRecord:
+    """The run of this state directory. Raises StateError where there is none."""
+    run = state.read_run()
+    if run is None:
+        raise StateError(f"There is no run in {state.path}; give its --state-dir, or its --run-id.")
+    return run
+
+
+def status(state: StateDir) -> dict[str, object]:
+    """As the supervisor would answer, from what is on disk."""
+    run = recorded_run(state)
+    attempt = Attempt.existing(state, run.attempt)
+    trainer = attempt.trainer() if attempt else None
+    ended = attempt.exit() if attempt else None
+    return {
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "state": "running" if attempt is not None and ended is None else ("held" if run.held else "stopped"),
+        "trainer_pid": trainer.pid if trainer else None,
+        "resume_step": attempt.request.resume_step if attempt else None,
+        "exit_code": ended.exit_code if ended else None,
+        "signal": ended.signal if ended else None,
+        "held": run.held,
+        "command": "",
+        "checkpoint_dir": run.checkpoint_dir,
+        "state_dir": str(state.path),
+    }
+
+
+def stop_run(state: StateDir, *, for_rollback: bool, reason: str, say: Callable[[str], None]) -> str:
+    """Stop the trainer by its attempt record; returns what was done. Raises StateError, StateBusy."""
+    with state.locked():
+        run = recorded_run(state)
+        attempt = Attempt.existing(state, run.attempt)
+        if attempt is None or attempt.give_up_if_never_started():
+            return "There is no trainer to stop."
+        if attempt.exit() is None:
+            state.write_run(replace(run, told_to_stop=attempt.number))
+        limits = StopLimits()
+        clean = clean_seconds(limits, for_rollback=for_rollback, reason=reason)
+        stopped = stop(state, attempt, limits, clean=clean, save=not for_rollback, say=say)
+        if stopped.survivors:
+            pids = ", ".join(str(pid) for pid in stopped.survivors)
+            raise StateError(f"Processes of attempt {attempt.number} could not be ended: {pids}.")
+        ended = attempt.exit()
+        how = describe(ended) if ended else "ended"
+        return f"Attempt {attempt.number} {how} ({stopped.stage}, {stopped.seconds:.1f} s)."
+
+
+def record_resume(state: StateDir, target: str, request_id: str) -> str:
+    """Verify the target and record that the next start is from it; returns what to run. Raises StateError."""
+    with state.locked():
+        run = recorded_run(state)
+        attempt = Attempt.existing(state, run.attempt)
+        if attempt is not None and attempt.exit() is None:
+            raise StateError(f"Attempt {run.attempt} is running; stop it first.")
+        verification = checkpoints.verify(target)
+        if not verification.ok:
+            raise StateError(f"{target} cannot be restored. {verification.reason}")
+        path = os.fspath(verification.path)
+        state.write_run(
+            replace(run, next_start=ResumeTarget(step=verification.step, path=path, command_id=request_id), held="")
+        )
+    return shlex.join(["verl-sentinel-train", "run", "--state-dir", str(state.path)])
+
+
+def start_supervisor(state: StateDir, attempt_before: int) -> str:
+    """Start a supervisor that goes on by itself, and wait until it has started the trainer. Raises StateError."""
+    log = state.path / "supervisor.log"
+    with open(log, "ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "trainer_entry.cli", "run", "--state-dir", str(state.path), "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _COME_UP_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            answer = next(iter(ask(state, ControlRequest(op="status"))))
+        except NoSupervisor:
+            time.sleep(0.1)
+            continue
+        found = answer.status or {}
+        number = found.get("attempt")
+        if isinstance(number, int) and number > attempt_before and found.get("state") == "running":
+            return f"Attempt {number} started by a new supervisor, process {child.pid}; it writes to {log}."
+        time.sleep(0.1)
+    said = log.read_text("utf-8", "replace").strip().splitlines()
+    raise StateError(
+        f"The new supervisor did not start the trainer; see {log}. It said: {said[-1] if said else 'nothing'}"
+    )
+
+
+def checkpoint_root(state: StateDir) -> Path:
+    """Where the run's checkpoints lie. Raises StateError."""
+    return Path(recorded_run(state).checkpoint_dir)

@@ -1,0 +1,21 @@
+"""What ``verl-sentinel-train run`` was told, for the supervisor and its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_entry.supervisor.stopping import StopLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Times in seconds. ``script`` is the rollback script; ``follow`` shows the trainer's output."""
+
+    limits: StopLimits
+    script: Path
+    wait_for_command_seconds: float
+    """How long to wait for a command, or an operator, after the trainer crashed or a rollback found no target."""
+    script_seconds: float = 3600.0
+    """A rollback script that hangs is killed after this; hashing a very large checkpoint must fit in it."""
+    follow: bool = True

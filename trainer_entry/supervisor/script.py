@@ -1,0 +1,100 @@
+"""Run the rollback script ``rules/rollback/checkpoint.sh``, the same file that an operator runs by hand.
+
+Called by the supervisor for a rollback command. Arguments are passed as words; nothing becomes a shell string.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trainer_entry
+from trainer_entry.supervisor.commands import CommandRecord
+from trainer_entry.supervisor.state import StateDir, StateError
+
+INSTANCE_VARIABLE = "VERL_SENTINEL_SUPERVISOR"
+PYTHON_VARIABLE = "VERL_SENTINEL_PYTHON"
+_MAX_LINES = 50
+_MAX_LINE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnded:
+    """The script of that command ended with that code; ``last_line`` is the last that it printed."""
+
+    command_id: str
+    code: int
+    last_line: str
+
+
+def default_script() -> Path:
+    """The script as it was installed: ``rules`` lies beside ``trainer_entry``, in a checkout and in site-packages."""
+    return Path(trainer_entry.__file__).resolve().parent.parent / "rules" / "rollback" / "checkpoint.sh"
+
+
+class ScriptRun:
+    """One run of the script, in a process group of its own. ``ended`` is called from a thread."""
+
+    def __init__(
+        self,
+        script: Path,
+        state: StateDir,
+        record: CommandRecord,
+        instance: str,
+        *,
+        limit_seconds: float,
+        say: Callable[[str], None],
+        ended: Callable[[ScriptEnded], None],
+    ) -> None:
+        words = ["bash", str(script), "--state-dir", str(state.path), "--request-id", record.id]
+        if record.asked_step is not None:
+            words += ["--target-step", str(record.asked_step)]
+        if record.not_after_step is not None:
+            words += ["--not-after-step", str(record.not_after_step)]
+        if record.reason:
+            words += ["--reason", record.reason.replace("\0", " ")[:1000]]
+        self.command_id = record.id
+        self._say = say
+        self._ended = ended
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, INSTANCE_VARIABLE: instance, PYTHON_VARIABLE: sys.executable},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StateError(f"The rollback script {script} cannot be run: {error.strerror}.") from error
+        self._timer = threading.Timer(limit_seconds, self.kill)
+        self._timer.daemon = True
+        self._timer.start()
+        threading.Thread(target=self._read, name="verl-sentinel-rollback", daemon=True).start()
+
+    def kill(self) -> None:
+        """End the script and what it runs; ``ended`` is still called."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        lines: deque[str] = deque(maxlen=_MAX_LINES)
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for raw in iter(lambda: output.readline(_MAX_LINE), b""):
+                line = "".join(c for c in raw.decode("utf-8", "replace") if c.isprintable())
+                if line.strip():
+                    lines.append(line)
+                    self._say(line)
+        code = self._process.wait()
+        self._timer.cancel()
+        self._ended(ScriptEnded(self.command_id, code, lines[-1] if lines else ""))

@@ -1,0 +1,128 @@
+"""Where the next attempt starts from, decided before anything is started. Called by the supervisor.
+
+verl starts from scratch, with exit code 0, when its tracker is missing or names a directory that is gone. That must not
+happen in silence to a run that has checkpoints, nor may it resume by itself from one that a rollback went behind.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer_entry import checkpoints
+from trainer_entry.checkpoints import CheckpointError, Choice, Verification
+from trainer_entry.supervisor.overrides import TrainerCommand
+from trainer_entry.supervisor.state import ResumeTarget
+
+
+class NothingToStartFrom(Exception):
+    """No checkpoint may be restored; the message is a sentence that says why, and what a person can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Words to run, and the step they resume from: None where verl chooses, 0 for a start from scratch by request."""
+
+    argv: tuple[str, ...]
+    resume_step: int | None
+    resume_path: str = ""
+    note: str = ""
+
+
+def plain_start(command: TrainerCommand, root: str) -> Start:
+    """A start that nobody asked a rollback for: the user's words as they are, unless verl would quietly begin anew.
+
+    Raises NothingToStartFrom, CheckpointError.
+    """
+    if command.resume_mode == "disable":
+        return Start(command.argv, 0)
+    if command.resume_path is not None:
+        return Start(command.argv, checkpoints.step_of(command.resume_path), command.resume_path)
+    step = checkpoints.tracker_step(root)
+    there = dict(checkpoints.step_directories(root))
+    if step is None:
+        if not there:
+            return Start(command.argv, None)
+        why = f"There are checkpoints in {root}, but no {checkpoints.TRACKER_NAME} that verl would resume by"
+    elif step not in there:
+        why = f"verl's tracker in {root} names global_step_{step}, which is not there"
+    elif (there[step] / checkpoints.ABANDONED_NAME).exists():
+        why = f"verl's tracker in {root} names global_step_{step}, which a rollback left behind"
+    else:
+        return Start(command.argv, None)
+    choice = checkpoints.newest_verified(root)
+    if choice.chosen is None:
+        raise NothingToStartFrom(f"{why}, and it would start from scratch in silence. {explain_none(choice)} {WAY_OUT}")
+    start = _resume(command, choice.chosen)
+    return Start(start.argv, start.resume_step, start.resume_path, f"{why}; resuming from step {start.resume_step}")
+
+
+def held_start(command: TrainerCommand, root: str, held: str, not_after_step: int | None) -> Start:
+    """A start of a run that is held: only from a checkpoint that verifies by now, or from where the user's words say.
+
+    Raises NothingToStartFrom, CheckpointError.
+    """
+    if command.resume_mode in ("disable", "resume_path"):
+        return plain_start(command, root)
+    choice = checkpoints.newest_verified(root, not_after_step)
+    if choice.chosen is None:
+        raise NothingToStartFrom(f"The run is held: {held} {explain_none(choice)} {WAY_OUT}")
+    leave_behind(root, choice.chosen.step, held)
+    start = _resume(command, choice.chosen)
+    return Start(
+        start.argv, start.resume_step, start.resume_path, f"resuming from step {start.resume_step} after a hold"
+    )
+
+
+def start_from(
+    command: TrainerCommand, root: str, target: ResumeTarget, reason: str, depth: Literal["sizes", "content"]
+) -> Start:
+    """A rollback's start from ``target``, verified once more; newer checkpoints are marked as left behind.
+
+    Raises NothingToStartFrom when the target does not verify, CheckpointError and OverrideError.
+    """
+    verification = checkpoints.verify(target.path, depth)
+    if not verification.ok:
+        raise NothingToStartFrom(f"{target.path} cannot be restored. {verification.reason}")
+    start = _resume(command, verification)
+    leave_behind(root, verification.step, reason)
+    return start
+
+
+def leave_behind(root: str, step: int, reason: str) -> list[Path]:
+    """Mark all checkpoints newer than ``step``, and point verl's tracker at it. Raises CheckpointError."""
+    marked = []
+    try:
+        for newer, path in checkpoints.step_directories(root):
+            if newer > step and not path.is_symlink() and not (path / checkpoints.ABANDONED_NAME).exists():
+                checkpoints.mark_abandoned(path, step, reason)
+                marked.append(path)
+        if (Path(root) / f"global_step_{step}").is_dir() and checkpoints.tracker_step(root) != step:
+            checkpoints.point_tracker(root, step)
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoints after step {step} in {root} cannot be marked as left behind: {error.strerror}."
+        ) from error
+    return marked
+
+
+def explain_none(choice: Choice) -> str:
+    """Why each checkpoint was refused, newest first, bounded; a sentence or more."""
+    if not choice.refused:
+        return "There is no checkpoint at all."
+    told = [f"step {refused.step}: {refused.reason}" for refused in choice.refused[:5]]
+    more = len(choice.refused) - len(told)
+    return "No checkpoint may be restored: " + " ".join(told) + (f" (and {more} more)" if more else "")
+
+
+WAY_OUT = (
+    "Put a good checkpoint back, or say where to start: trainer.resume_mode=resume_path trainer.resume_from_path=…, "
+    "or trainer.resume_mode=disable to start from scratch."
+)
+
+
+def _resume(command: TrainerCommand, chosen: Verification) -> Start:
+    path = os.fspath(chosen.path)
+    return Start(command.resuming_from(path), chosen.step, path)
