@@ -52,6 +52,7 @@ class Observer:
         self.observation = observation
         self._newest: tuple[float, int] = (0.0, 0)
         self._told: set[tuple[str, ...]] = set()
+        self._first_words: dict[str, str] = {}
 
     def poll(self) -> None:
         """Look once; cheap enough for several times a second."""
@@ -107,8 +108,12 @@ class Observer:
         seen.state = "running" if run["running"] else (run["exit_summary"] or "not running")
         if run["exit_summary"]:
             self._tell(("exit", str(run["attempt"])), run["exit_summary"])
-        observation.incidents = sorted(detail["incidents"], key=lambda incident: float(incident["opened_at"]))
-        for incident in observation.incidents:
+        incidents: list[dict[str, Any]] = sorted(detail["incidents"], key=lambda incident: float(incident["opened_at"]))
+        observation.incidents = incidents
+        for incident in incidents:
+            if incident["paged_at"] is not None:
+                # The timeline shows what the page said, not what the incident grew into.
+                incident["summary"] = self._first_words.setdefault(incident["id"], incident["summary"])
             style = {"critical": "red", "warning": "yellow"}.get(incident["severity"], "")
             self._tell(
                 ("incident", incident["id"], str(incident["attempt"]), incident["severity"]),
