@@ -14,7 +14,7 @@ which the sender measures with its monotonic clock, or by the exporter's own clo
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,11 +25,11 @@ PUSH_PATH = "/api/v1/push"
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
-Number = Union[float, Literal["NaN", "Infinity", "-Infinity"]]
+Number = float | Literal["NaN", "Infinity", "-Infinity"]
 """A metric value: any float in msgpack; a JSON number, or one of the three strings, in JSON."""
 
 Role = Literal["trainer", "worker", "gpu", "supervisor"]
-Scalar = Union[bool, int, float, str, None]
+Scalar = bool | int | float | str | None
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +49,7 @@ class Run(_Wire, frozen=True):
 
 
 class Sender(_Wire, frozen=True):
-    """One process that pushes. ``id`` is unique per process life, so its sequence may start at 1 again after a restart."""
+    """One process that pushes. ``id`` is unique per process life, so its sequence may start at 1 after a restart."""
 
     id: str
     role: Role = "trainer"
@@ -192,16 +192,16 @@ class CommandProgress(_Wire, frozen=True, tag="command_progress"):
     target_path: str = ""
 
 
-Event = Union[
-    RunStarted,
-    HooksReported,
-    CheckpointSaved,
-    WeightsSynced,
-    RunFinished,
-    AttemptStarted,
-    AttemptExited,
-    CommandProgress,
-]
+Event = (
+    RunStarted
+    | HooksReported
+    | CheckpointSaved
+    | WeightsSynced
+    | RunFinished
+    | AttemptStarted
+    | AttemptExited
+    | CommandProgress
+)
 
 
 class Batch(_Wire, frozen=True):
@@ -281,8 +281,8 @@ _msgpack_encoder = msgspec.msgpack.Encoder()
 def decode_batch(body: bytes, content_type: str = MSGPACK) -> Batch:
     """Decode and check one batch.
 
-    Raises ``msgspec.ValidationError`` with the path of the offending field, or ``msgspec.DecodeError`` where the body is
-    not msgpack or JSON at all. The protocol version is not checked here: the caller answers that case by itself.
+    Raises ``msgspec.ValidationError`` with the path of the offending field, or ``msgspec.DecodeError`` where the body
+    is not msgpack or JSON at all. The protocol version is not checked here: the caller answers that case by itself.
     """
     return _json_decoder.decode(body) if content_type == JSON else _msgpack_decoder.decode(body)
 

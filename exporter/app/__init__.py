@@ -79,6 +79,8 @@ def serve(config: Config) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
+            # Senders keep their connection between heartbeats, and some flush less often than uvicorn's 5 s.
+            timeout_keep_alive=75,
             timeout_graceful_shutdown=5,
         )
     )

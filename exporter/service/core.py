@@ -28,7 +28,7 @@ from exporter.service.watch import LOOK_SECONDS, Detectors, Report, WatchedRun
 log = logging.getLogger("exporter.core")
 
 ABANDONED_SECONDS = 7 * 86_400.0
-"""A run that fell silent, or died with an incident that nobody acknowledged, stays in ``/metrics`` for this long."""
+"""A run that fell silent, or ended with something that nobody acknowledged, stays in ``/metrics`` for this long."""
 
 MAX_GPUS = 8192
 """Of one run."""
@@ -222,16 +222,18 @@ class Core:
         self.link.tick({run_id: run.facts() for run_id, run in self.runs.items()}, now)
         for run in list(self.runs.values()):
             self._mark_all(run, self.link.marks(run), now)
+            if run.state.ended_at is not None and (run.held is None or self.shown(run, now)):
+                run.held = self.link.holds(run)
 
     def shown(self, run: WatchedRun, now: float) -> bool:
-        """Whether the run has its series in ``/metrics``."""
+        """Whether the run has its series in ``/metrics``: what still needs a person does not leave by itself."""
         state = run.state
         heard = max(state.last_push, state.supervisor_heard or 0.0, state.first_seen)
         if now - heard >= ABANDONED_SECONDS:
             return False
         if state.ended_at is None or now - state.ended_at < self._ended_grace:
             return True
-        return any(incident.state in ("opened", "mitigating") for incident in run.book)
+        return bool(run.held) or any(incident.state in ("opened", "mitigating") for incident in run.book)
 
     def reasons_not_ready(self) -> list[str]:
         """Sentences; empty when all is well."""

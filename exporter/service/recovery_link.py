@@ -75,6 +75,11 @@ class RecoveryLink:
             self._failed(error)
             return None
 
+    def holds(self, run: WatchedRun) -> bool:
+        """Whether a recovery of the run is under way, or failed and waits for a person to take note."""
+        state = self.state_of(run.state.run_id)
+        return state is not None and (state.failed or state.active is not None)
+
     def marks(self, run: WatchedRun) -> list[Mark]:
         """What has to happen to the run's incidents so that they agree with its recoveries.
 

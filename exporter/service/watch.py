@@ -80,6 +80,8 @@ class WatchedRun:
     detectors: Detectors
     book: IncidentBook
     last_look: float = 0.0
+    held: bool | None = None
+    """After the end: whether a recovery is under way, or failed and nobody has acknowledged it; None: not asked yet."""
     detector_faults: Counter[str] = field(default_factory=Counter)
     """Exceptions of each detector: it is left out of that step or look, and the others go on."""
     reports: list[Report] = field(default_factory=list)

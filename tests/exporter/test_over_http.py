@@ -156,6 +156,12 @@ def test_a_body_that_is_no_batch_is_refused_in_a_sentence(
     assert reason in answer.reason
 
 
+def test_a_run_id_may_have_slashes_and_spaces(exporter: ExporterProcess) -> None:
+    push(exporter, run="team/exp 1", steps=[Step(step=1, metrics={"actor/lr": 1.0})])
+    shown = exporter.get("/api/v1/runs/team/exp%201").json
+    assert shown["run"]["run_id"] == "team/exp 1"
+
+
 def test_refusals_are_counted_by_reason(exporter: ExporterProcess) -> None:
     name = 'verl_sentinel_rejected_total{reason="protocol"}'
     before = exporter.metrics().get(name, 0.0)

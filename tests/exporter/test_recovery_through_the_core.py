@@ -120,6 +120,23 @@ def test_a_failed_recovery_gives_its_incidents_back(auto: Scene) -> None:
     assert auto.engine.state_of("r").failed
 
 
+def test_a_run_whose_recovery_failed_stays_in_sight_until_a_person_took_note(auto: Scene) -> None:
+    incident = fail(auto)
+    auto.core.alert(alert(incident), auto.now)
+    command = supervisor(auto, 1)
+    supervisor(auto, 1, AttemptExited(time=0.0, exit_code=0, expected=True), progress(command, "failed"))
+    auto.tick()
+    auto.core.acknowledge(incident.id, "ada", auto.now, lambda _: None)
+    auto.tick(5000.0)
+    assert auto.core.shown(auto.run(), auto.now)
+    auto.restart()
+    auto.tick()
+    assert auto.core.shown(auto.run(), auto.now)
+    auto.engine.acknowledge(command.id, "ada", auto.now)
+    auto.tick()
+    assert not auto.core.shown(auto.run(), auto.now)
+
+
 def test_in_observe_mode_nothing_is_commanded(scene: Scene) -> None:
     incident = fail(scene)
     scene.core.alert(alert(incident), scene.now)
