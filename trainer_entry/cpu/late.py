@@ -13,7 +13,7 @@ from trainer_entry.plugin.post_import import PostImport
 
 def _raise(name: str, error: Exception) -> None:
     """Unlike the plugin's hooks, these changes cannot be left out: the run would fail later, and darker."""
-    raise RuntimeError(f"verl's module {name} could not be changed as the CPU platform or a fault of the demo asks: {error}") from error
+    raise RuntimeError(f"{name} could not be changed as the CPU platform or the demo asks: {error}") from error
 
 
 class _Finder(PostImport):
