@@ -92,7 +92,7 @@ def promises(folder: Path, receiver: Receiver, exit_code: int) -> Iterator[tuple
 
     steps = {step.step: step.metrics for step in receiver.steps()}
     last = max(steps, default=0)
-    yield "every step came, in order", sorted(steps) == list(range(1, last + 1)), sorted(steps)
+    yield "every step came, in order", bool(steps) and sorted(steps) == list(range(1, last + 1)), sorted(steps)
     wanted = {"actor/grad_norm", "actor/entropy", "actor/ppo_kl", "actor/kl_loss", "actor/lr", "critic/score/mean"}
     lacking = {step: wanted - metrics.keys() for step, metrics in steps.items() if not wanted <= metrics.keys()}
     yield "each with the metrics that signals are made of", bool(steps) and not lacking, lacking
@@ -116,10 +116,10 @@ def promises(folder: Path, receiver: Receiver, exit_code: int) -> Iterator[tuple
     succeeded = sum(count.succeeded for count in counts.values())
     expected = last * BATCH_PROMPTS * RESPONSES_PER_PROMPT
     failed = sum(count.failed for count in counts.values())
-    yield "all rollout requests were counted", succeeded >= expected and failed == 0, (succeeded, expected, failed)
+    yield "all rollout requests were counted", succeeded >= expected > 0 == failed, (succeeded, expected, failed)
 
     synced = [event.step for event in receiver.events(protocol.WeightsSynced)]
-    yield "weights were synced after every step", set(synced) >= set(range(1, last)), synced
+    yield "weights were synced after every step", bool(synced) and set(synced) >= set(range(1, last)), synced
     ends = [event.exit_code for event in receiver.events(protocol.RunFinished)]
     yield "the end was reported once, as a success", ends == [0], ends
     failures = [line for line in log_lines(folder) if "is ignored:" in line or "not watched" in line]
