@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +14,14 @@ from exporter.protocol import MSGPACK, Batch, ErrorAnswer, PushAnswer, Step, dec
 
 Answer = tuple[int, object, dict[str, str]]
 """Status, body (a wire type), further headers."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a sender that is gone is part of many tests
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class Receiver:
@@ -26,15 +37,28 @@ class Receiver:
         self.authorizations: list[str] = []
         self._seen: set[tuple[str, str, int]] = set()
         self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self) -> None:
+                super().setup()
+                receiver._connections.add(self.connection)
+
+            def finish(self) -> None:
+                receiver._connections.discard(self.connection)
+                super().finish()
+
             def do_POST(self) -> None:
                 batch = decode_batch(self.rfile.read(int(self.headers["Content-Length"])))
                 status, body, headers = receiver.take(batch, self.headers.get("Authorization", ""))
                 encoded = encode(body)
+                with contextlib.suppress(OSError):  # a sender may be gone before it has its answer
+                    self.reply(status, encoded, headers)
+
+            def reply(self, status: int, encoded: bytes, headers: dict[str, str]) -> None:
                 self.send_response(status)
                 self.send_header("Content-Type", MSGPACK)
                 self.send_header("Content-Length", str(len(encoded)))
@@ -46,8 +70,7 @@ class Receiver:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", port), Handler)
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -81,6 +104,9 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        for connection in list(self._connections):  # kept-alive ones, as a process that ends would close them
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Receiver:
         return self
@@ -91,7 +117,11 @@ class Receiver:
 
 def refusal(status: int, reason: str = "no", **headers: str) -> Answer:
     """An answer that refuses."""
-    return status, ErrorAnswer(error="refused", reason=reason), {name.replace("_", "-"): v for name, v in headers.items()}
+    return (
+        status,
+        ErrorAnswer(error="refused", reason=reason),
+        {name.replace("_", "-"): v for name, v in headers.items()},
+    )
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:

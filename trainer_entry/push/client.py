@@ -340,7 +340,7 @@ class PushClient:
         self._queue = deque()
         self._outbox_lock = threading.Lock()
         self._outbox.abandon()
-        self._transport.close()
+        # The connection is not closed: its buffers may be locked by the thread that did not come along.
 
 
 _clients: weakref.WeakSet[PushClient] = weakref.WeakSet()
