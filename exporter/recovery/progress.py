@@ -18,14 +18,18 @@ _RANK = {"": 0, "accepted": 1, "stopping": 2, "stopped": 3, "starting": 4, "star
 
 
 def at_times(recovery: Recovery, **times: float) -> Recovery:
-    """Fill in times of the timeline that are not known yet."""
-    new = {name: at for name, at in times.items() if getattr(recovery.times, name) is None}
+    """Fill in times of the timeline that are not known yet.
+
+    None is before the present stage: a push has the time of its arrival, and may be answered after an alert that came
+    while it was being written.
+    """
+    new = {name: max(at, recovery.stage_since) for name, at in times.items() if getattr(recovery.times, name) is None}
     return replace(recovery, times=replace(recovery.times, **new)) if new else recovery
 
 
 def to_stage(recovery: Recovery, stage: Stage, now: float, **changes: Any) -> Recovery:
     """Enter ``stage``; entering the stage it is in keeps the time it was entered."""
-    since = recovery.stage_since if stage == recovery.stage else now
+    since = recovery.stage_since if stage == recovery.stage else max(now, recovery.stage_since)
     return replace(recovery, stage=stage, stage_since=since, **changes)
 
 
@@ -49,7 +53,7 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
         detail = progress.detail or "it gave no reason"
         return ended(recovery, "failed", f"The supervisor could not carry out the command: {detail}", now)
     if progress.state == "accepted":
-        return replace(recovery, stage_since=now)
+        return replace(recovery, stage_since=max(now, recovery.stage_since))
     if progress.state == "stopping":
         return to_stage(at_times(recovery, stopping=now), "stopping", now)
     if recovery.action == "stop":

@@ -77,6 +77,15 @@ def test_the_timeline_has_every_moment_in_order(scene: Scene) -> None:
     assert recovery.first_healthy_step == 41
 
 
+def test_a_push_that_arrived_before_the_alert_and_is_answered_after_it_turns_no_time_back(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    assert scene.engine.pending_command(RUN, scene.now - 0.5) is not None
+    scene.now -= 5
+    scene.report(recovery, "accepted", "stopping", target=48)
+    times = scene.recovery(recovery.id).times
+    assert times.commanded == times.command_delivered == times.accepted == times.stopping == 1000.0
+
+
 def test_the_supervisor_may_take_an_older_checkpoint_and_success_counts_from_there(scene: Scene) -> None:
     recovery = scene.fail_with(incident())
     scene.report(recovery, "accepted", "starting", target=20)
