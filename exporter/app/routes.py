@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from exporter.app.answers import answer, wanted_type
 from exporter.app.lifecycle import Exporter
 from exporter.app.views import all_incidents, incident_view, run_detail, run_view
 from exporter.incidents import Incident
-from exporter.protocol import JSON, MSGPACK, PUSH_PATH, PushAnswer, decode_batch, encode
+from exporter.protocol import JSON, MSGPACK, PUSH_PATH, PushAnswer, decode_batch
 from exporter.recovery.alertmanager import alerts_from_webhook
 from exporter.recovery.engine import WrongStage
 from exporter.recovery.record import Recovery
@@ -48,15 +49,17 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     who: str
 
 
-def _decode(body: bytes, kind: type[_T]) -> _T:
+def decoded(decode: Callable[[], _T]) -> _T:
+    """What ``decode`` gives; raises :class:`Refused` with msgspec's message, which ends with the path of the field."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decode()
+    except RecursionError:
+        raise Refused("malformed", "The body is nested too deeply to be read.", where="body") from None
     except msgspec.DecodeError as error:
         raise malformed(error) from None
 
 
 def malformed(error: msgspec.DecodeError) -> Refused:
-    """msgspec's message, which ends with the path of the field, as a refusal."""
     message, _, place = str(error).partition(" - at `")
     where = place.rstrip("`") or ("$" if isinstance(error, msgspec.ValidationError) else "body")
     return Refused("malformed", f"The body is not what is expected: {message.removesuffix('.')}.", where=where)
@@ -74,12 +77,9 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         kind = content_type(request, PUSH_TYPES)
         body = await read_body(request, exporter.config.limits.body_bytes)
         exporter.require_replayed()
-        try:
-            batch = decode_batch(body, kind)
-        except msgspec.DecodeError as error:
-            raise malformed(error) from None
+        batch = decoded(lambda: decode_batch(body, kind))
         done: asyncio.Future[PushAnswer | Refused] = asyncio.get_running_loop().create_future()
-        core.submit(batch, clock(), partial(settle, done), body if kind == MSGPACK else encode(batch))
+        core.submit(batch, clock(), partial(settle, done))
         result = await settled(done)
         ingest.answered += 1
         ingest.seconds += time.perf_counter() - began
@@ -92,10 +92,7 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         content_type(request, JSON_ONLY)
         body = await read_body(request, SMALL_BODY)
         exporter.require_replayed()
-        try:
-            received = alerts_from_webhook(body)
-        except msgspec.DecodeError as error:
-            raise malformed(error) from None
+        received = decoded(lambda: alerts_from_webhook(body))
         try:
             decisions = [core.alert(alert, clock()) for alert in received]
         except sqlite3.Error as error:
@@ -137,7 +134,8 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
 
     @post("/api/v1/incidents/acknowledge", status_code=200, summary="Acknowledge (scope operate)", tags=["incidents"])
     async def acknowledge_incident(request: AnyRequest) -> Response[bytes]:
-        given = _decode(await operator_body(request), Acknowledgement)
+        body = await operator_body(request)
+        given = decoded(lambda: msgspec.json.decode(body, type=Acknowledgement))
         done: asyncio.Future[Incident | Refused] = asyncio.get_running_loop().create_future()
         core.acknowledge(given.id, person(given.who), clock(), partial(settle, done))
         return answer(incident_view(await settled(done)))
@@ -158,7 +156,8 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
     @post("/api/v1/recoveries/{recovery_id:str}/{decision:str}", status_code=200, tags=["recovery"])
     async def decide(request: AnyRequest, recovery_id: str, decision: str) -> Response[bytes]:
         """`decision` is approve, refuse or acknowledge; the body says who decides (scope operate)."""
-        who = person(_decode(await operator_body(request), Person).who)
+        body = await operator_body(request)
+        who = person(decoded(lambda: msgspec.json.decode(body, type=Person)).who)
         decisions = {
             "approve": core.engine.approve,
             "refuse": core.engine.refuse,

@@ -78,7 +78,7 @@ class Core:
 
     # Pushes
 
-    def submit(self, batch: Batch, now: float, answer: Answer, body: bytes | None = None) -> None:
+    def submit(self, batch: Batch, now: float, answer: Answer) -> None:
         """Check a batch and record it; ``answer`` is called when it is in the journal and applied.
 
         Raises :class:`Refused` at once where the batch breaks a bound.
@@ -87,7 +87,7 @@ class Core:
         self._check_room(batch, now)
         if batch.run.run_id not in self.runs:
             self._admitting.add(batch.run.run_id)
-        entry = batch_entry(batch, now, body)
+        entry = batch_entry(batch, now)
         self._recorder.record(entry, partial(self._batch_recorded, batch, answer))
 
     def accept(self, batch: Batch, now: float) -> PushAnswer:
@@ -294,7 +294,5 @@ class Core:
                 reports = run.apply_look(read_look(entry), entry.at)
             else:
                 reports = run.apply_mark(read_mark(entry), entry.at)
-        if run is not None and tell:
-            self.link.tell(run, reports, entry.at)
-            if not self.link.error:
-                self._recorder.delivered(position)
+        if run is not None and tell and self.link.tell(run, reports, entry.at):
+            self._recorder.delivered(position)

@@ -33,14 +33,14 @@ _look = msgspec.msgpack.Decoder(Look)
 _mark = msgspec.msgpack.Decoder(Mark)
 
 
-def batch_entry(batch: Batch, at: float, body: bytes | None = None) -> Entry:
-    """``body`` is the batch as msgpack where the caller has it already."""
+def batch_entry(batch: Batch, at: float) -> Entry:
+    """The batch is written anew and not as it came, so that what was read once is read at every start."""
     beat = not (batch.steps or batch.events or batch.rollout or batch.gpus or (batch.phase and batch.phase.closed))
     return Entry(
         kind="beat" if beat else "batch",
         at=at,
         run_id=batch.run.run_id,
-        body=_encoder.encode(batch) if body is None else body,
+        body=_encoder.encode(batch),
         sender=batch.sender.id,
         seq=batch.seq,
     )

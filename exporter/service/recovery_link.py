@@ -1,13 +1,14 @@
 """Between the runs under watch and the recovery engine: what it is told, and what its recoveries mean for incidents.
 
 Called by the core. A recovery store that cannot be written stops no ingest: it is logged, it makes the exporter not
-ready, and what the engine missed is told to it at the next start, out of the journal.
+ready, and what the engine has to hear waits in order until it can be told; after a restart, out of the journal.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from exporter.incidents import Change
@@ -29,21 +30,31 @@ class RecoveryLink:
     def __init__(self, engine: RecoveryEngine) -> None:
         self._engine = engine
         self.error = ""
-        """Why the engine could not be told something; stays until the next start, which tells it again."""
+        """Why the recovery store cannot be used; empty while it can."""
+        self._untold: deque[tuple[WatchedRun, Report, float]] = deque()
 
-    def tell(self, run: WatchedRun, reports: Iterable[Report], now: float) -> None:
-        """Tell the engine what happened, in order."""
-        run_id = run.state.run_id
+    def tell(self, run: WatchedRun, reports: Iterable[Report], now: float) -> bool:
+        """Tell the engine what happened, in order; whether it knows everything now."""
         for report in reports:
             if isinstance(report, Change):
                 it = report.after
                 log.warning("Incident %s %s (%s): %s", it.id, report.what, it.severity.label, it.summary)
-            try:
-                self._tell_one(run, run_id, report, now)
-            except sqlite3.Error as error:
-                self._failed(error)
+            self._untold.append((run, report, now))
+        return self._tell_what_waits()
 
-    def _tell_one(self, run: WatchedRun, run_id: str, report: Report, now: float) -> None:
+    def _tell_what_waits(self) -> bool:
+        while self._untold:
+            run, report, at = waiting = self._untold.popleft()
+            try:
+                self._tell_one(run, report, at)
+            except sqlite3.Error as error:
+                self._untold.appendleft(waiting)
+                self._failed(error)
+                return False
+        return True
+
+    def _tell_one(self, run: WatchedRun, report: Report, now: float) -> None:
+        run_id = run.state.run_id
         if isinstance(report, StepDone):
             self._engine.on_step(run_id, report.attempt, report.step, report.healthy, now)
         elif isinstance(report, AttemptReport):
@@ -62,10 +73,15 @@ class RecoveryLink:
             return None
 
     def tick(self, facts: Mapping[str, RunFacts], now: float) -> None:
+        """Let the engine go on, once a second."""
+        if not self._tell_what_waits():
+            return
         try:
             self._engine.tick(facts, now)
         except sqlite3.Error as error:
             self._failed(error)
+        else:
+            self.error = ""
 
     def state_of(self, run_id: str) -> RunState | None:
         """What is to be shown of a run's recoveries; None where the store cannot be read."""
@@ -113,7 +129,7 @@ class RecoveryLink:
 
     def _failed(self, error: sqlite3.Error) -> None:
         self.error = f"The recovery store cannot be used: {error}."
-        log.error("%s What the engine missed is told to it at the next start.", self.error)
+        log.error("%s What the engine has to hear waits until it can.", self.error)
 
 
 def _resolved_by(recovery: Recovery, run: WatchedRun) -> list[Mark]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,27 @@ def test_what_the_engine_was_not_told_before_a_kill_is_told_at_the_next_start(au
     auto.engine.on_progress = told  # type: ignore[method-assign]
     auto.restart()
     assert auto.engine.get(command.id).progress == "accepted"  # type: ignore[union-attr]
+
+
+def test_while_its_store_is_locked_ingest_goes_on_and_the_engine_hears_it_all_later_in_order(auto: Scene) -> None:
+    incident = fail(auto)
+    auto.core.alert(alert(incident), auto.now)
+    command = supervisor(auto, 1)
+    told, heard = auto.engine.on_progress, []
+
+    def locked(*_: Any) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    auto.engine.on_progress = locked  # type: ignore[method-assign]
+    supervisor(auto, 1, progress(command, "accepted"))
+    supervisor(auto, 1, progress(command, "stopping"))
+    auto.tick()
+    assert auto.core.reasons_not_ready() == ["The recovery store cannot be used: database is locked."]
+    auto.engine.on_progress = lambda *report: (heard.append(report[1].state), told(*report))  # type: ignore[method-assign,func-returns-value]
+    auto.tick()
+    assert heard == ["accepted", "stopping"]
+    assert auto.core.reasons_not_ready() == []
+    assert auto.engine.get(command.id).stage == "stopping"  # type: ignore[union-attr]
 
 
 def test_a_failed_recovery_gives_its_incidents_back(auto: Scene) -> None:
