@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from exporter.protocol import Command, Event, GpuReading, Role, RolloutCounts, Run
@@ -95,8 +95,7 @@ class PushClient:
         self._outbox = Outbox(spool, self.sender.id, max_bytes=spool_bytes, warn=self._warn)
         self._outbox_lock = threading.Lock()
         self._transport = Transport(settings.url, settings.bearer, timeout=post_seconds)
-        self._queue: deque[tuple[Run, Item] | _Flush] = deque()
-        self._wake = threading.Event()
+        self._queue: SimpleQueue[tuple[Run, Item] | _Flush | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._closed = False
@@ -149,8 +148,7 @@ class PushClient:
         if self._thread is None or self._closed:
             return self._thread is None
         marker = _Flush()
-        self._queue.append(marker)
-        self._wake.set()
+        self._queue.put(marker)
         return marker.done.wait(timeout) and marker.sent
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
@@ -159,7 +157,7 @@ class PushClient:
             return True
         sent = self.flush(timeout)
         self._closed = True
-        self._wake.set()
+        self._queue.put(None)
         with self._outbox_lock:
             self._take_queue()
             counts = self.rollouts.counts()
@@ -174,7 +172,7 @@ class PushClient:
     def status(self) -> PushStatus:
         """Counters for a test or a person."""
         with self._outbox_lock:
-            waiting = bool(self._queue) or (not self._closed and not self._outbox.empty)
+            waiting = not self._queue.empty() or (not self._closed and not self._outbox.empty)
             return PushStatus(self._sent, self._refused, self._outbox.dropped, self._overflowed, waiting)
 
     # The rest runs on the push thread, but for what close() does under the outbox lock.
@@ -182,36 +180,42 @@ class PushClient:
     def _put(self, item: Item) -> None:
         if self._closed:
             return
-        if len(self._queue) >= QUEUE_ITEMS:
-            self._overflowed += 1
+        if self._queue.qsize() >= QUEUE_ITEMS:
             try:
-                self._queue.popleft()
-            except IndexError:  # the thread took them all meanwhile
-                self._overflowed -= 1
-        self._queue.append((self.run, item))
+                self._queue.get_nowait()
+                self._overflowed += 1
+            except Empty:
+                pass  # the thread took them all meanwhile
+        self._queue.put((self.run, item))
         if self._thread is None:
             self.start()
-        self._wake.set()
 
     def _loop(self) -> None:
         self._heartbeat_at = self._monotonic()
+        first: tuple[Run, Item] | _Flush | None = None
         while not self._closed:
-            self._wake.clear()
             try:
-                wait = self._turn()
+                wait = self._turn(first)
             except Exception as error:  # noqa: BLE001 - the last line: a defect of ours must not end the heartbeat
                 self._warn("defect", f"the push thread met {type(error).__name__}: {error}")
                 self._fail_flushes()
                 wait = BACKOFF_LAST
-            self._wake.wait(wait)
+            first = self._next(wait)
         self._transport.close()
 
-    def _turn(self) -> float:
+    def _next(self, seconds: float) -> tuple[Run, Item] | _Flush | None:
+        """Sleep until something is handed over, which is returned, or the time is over."""
+        try:
+            return self._queue.get(timeout=seconds)
+        except Empty:
+            return None
+
+    def _turn(self, first: tuple[Run, Item] | _Flush | None) -> float:
         """Take what waits, send what may be sent; returns how long to sleep if nobody calls."""
         with self._outbox_lock:
+            self._take_queue(first)
             if self._closed:
                 return 0.0
-            self._take_queue()
             if self._monotonic() >= self._orphans_at:
                 self._orphans_at = self._monotonic() + ORPHAN_SECONDS
                 self._outbox.adopt_orphans()
@@ -227,20 +231,22 @@ class PushClient:
         due = max(self._heartbeat_at, self._retry_at) if drained else self._retry_at
         return max(0.01, min(self._orphans_at, due) - self._monotonic())
 
-    def _take_queue(self) -> None:
-        """Encode what waits and write it ahead. Holds the outbox lock, so that close() can do it in the thread's
-        place.
-        """
+    def _take_queue(self, first: tuple[Run, Item] | _Flush | None = None) -> None:
+        """Encode what waits and write it ahead, under the outbox lock: close() may do it in the thread's place."""
         groups: list[tuple[Run, list[Item]]] = []
-        while self._queue:
-            entry = self._queue.popleft()
+        entry = first
+        while True:
             if isinstance(entry, _Flush):
                 self._flushes.append(entry)
-                continue
-            run, item = entry
-            if not groups or groups[-1][0] is not run:
-                groups.append((run, []))
-            groups[-1][1].append(item)
+            elif entry is not None:
+                run, item = entry
+                if not groups or groups[-1][0] is not run:
+                    groups.append((run, []))
+                groups[-1][1].append(item)
+            try:
+                entry = self._queue.get_nowait()
+            except Empty:
+                break
         for run, items in groups:
             for payload in self._writer.items(run, items, now=self._now()):
                 self._outbox.append(payload)
@@ -337,7 +343,7 @@ class PushClient:
     def _after_fork(self) -> None:
         """In a forked child: no thread came along, and the files are the parent's. This object falls silent."""
         self._closed = True
-        self._queue = deque()
+        self._queue = SimpleQueue()
         self._outbox_lock = threading.Lock()
         self._outbox.abandon()
         # The connection is not closed: its buffers may be locked by the thread that did not come along.

@@ -1,0 +1,6 @@
+"""Finds the receiving server of the push tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "push"))
