@@ -131,14 +131,16 @@ def overrides(
     """Overrides for GRPO on the toy, or PPO with a critic, on the V1 or the legacy trainer.
 
     `steps` is the last training step, `save_every` and `validate_every` count steps. `seed` shuffles the data and
-    seeds rollout and model.
+    seeds the rollout (V1).
     """
     chosen = _ppo(toy, checkpoints, steps, save_every, validate_every)
-    chosen += v1_only() if use_v1 else ["++trainer.use_v1=False"]  # verl 0.8 has no such key: added there
+    if use_v1:
+        chosen += [*v1_only(), f"actor_rollout_ref.rollout.seed={seed}"]
+    else:
+        chosen.append("++trainer.use_v1=False")  # verl 0.8 has neither this key, which is added there, nor the seed
     chosen += [
         f"actor_rollout_ref.actor.optim.lr={learning_rate}",
         f"data.seed={seed + 1}",
-        f"actor_rollout_ref.rollout.seed={seed}",
         f"actor_rollout_ref.actor.data_loader_seed={seed}",
     ]
     if not critic:
