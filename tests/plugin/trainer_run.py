@@ -59,6 +59,11 @@ class Arrived:
         return {phase.name for report in self.phases for phase in (*report.open, *report.closed)}
 
     @property
+    def requests_per_step(self) -> int:
+        config = self.started.config
+        return int(str(config["data.train_batch_size"])) * int(str(config["actor_rollout_ref.rollout.n"]))
+
+    @property
     def rollouts(self) -> RolloutCounts:
         counts = [batch.rollout for batch in self.receiver.batches if batch.rollout is not None]
         return counts[-1]
