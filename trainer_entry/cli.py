@@ -116,7 +116,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run_choice(run)
-    run.add_argument("--url", help="the exporter's base URL, or 'off' (default: VERL_SENTINEL_URL)")
+    run.add_argument("--url", help="the exporter's base URL, or 'off' (default: VERL_SENTINEL_URL, else the local one)")
     run.add_argument("--checkpoint-dir", type=Path, help="where the trainer saves, if its overrides do not say")
     for name, value, text in (
         ("clean-stop-seconds", limits.clean_seconds, "how long a stop waits for the step and its save"),

@@ -36,7 +36,7 @@ def test_the_same_request_again_starts_nothing_more(scene: Scene) -> None:
         "resume", "--state-dir", str(scene.state), "--request-id", "night-shift-1", "--target", str(target)
     )
     assert (again.returncode, again.stdout) == (0, "Attempt 2 was already started for command night-shift-1.\n")
-    assert len(scene.starts()) == 2
+    assert scene.attempts() == 2
 
 
 def test_with_the_supervisor_dead_it_stops_the_trainer_and_says_how_to_go_on(scene: Scene) -> None:
@@ -49,7 +49,7 @@ def test_with_the_supervisor_dead_it_stops_the_trainer_and_says_how_to_go_on(sce
     assert done.returncode == 7, done.stdout + done.stderr
     assert not alive(started["pid"])
     assert f"start from it with: verl-sentinel-train run --state-dir {scene.state}" in done.stdout
-    assert len(scene.starts()) == 1
+    assert scene.attempts() == 1
     scene.run(None)
     assert scene.started(2)["from"] == 10
 
@@ -85,7 +85,7 @@ def test_with_nothing_verified_the_trainer_is_stopped_and_nothing_started(scene:
     assert "there is no checkpoint to go back to" in done.stdout
     assert "data.pt is truncated: 1 of 8 bytes" in done.stderr
     assert not alive(started["pid"])
-    assert len(scene.starts()) == 1
+    assert scene.attempts() == 1
 
 
 def test_a_dry_run_names_the_target_and_changes_nothing(scene: Scene) -> None:
@@ -182,4 +182,4 @@ def test_an_operators_rollback_command_goes_through_the_supervisor_or_without_it
     supervisor.wait()
     done = scene.cli(*words, "--request-id", "r2")
     assert done.returncode == 7, done.stdout + done.stderr
-    assert len(scene.starts()) == 2
+    assert scene.attempts() == 2

@@ -2,7 +2,8 @@
 
 Overrides: ``fake.steps``, ``fake.save_freq``, ``fake.step_seconds``, ``fake.crash_at=N`` (exit 3), ``fake.hang_at=N``,
 ``fake.term=ignore|exit``, ``fake.stop=obey|ignore``, ``fake.children=N`` (in sessions of their own, deaf to SIGTERM),
-``fake.hide=1`` (the children's environment is empty), ``fake.only_first=1`` (later attempts are without any of these).
+``fake.hide=1`` (the children's environment is empty), ``fake.only_first=1`` (later attempts are without any of these),
+``fake.later_hang_at=N`` (they hang there instead).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ with (root / "starts.jsonl").open("a") as log:
 print(f"Resuming from step {step}", flush=True)
 while step < int(options.get("fake.steps", "100000")):
     step += 1
-    if step == int(fake("hang_at", "-1")):
+    if step == int(fake("hang_at", options.get("fake.later_hang_at", "-1") if attempt > 1 else "-1")):
         print("hanging", flush=True)
         time.sleep(600)
     if step == int(fake("crash_at", "-1")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -61,6 +62,10 @@ class FakeExporter:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):  # a supervisor that a test killed
+                    super().handle()
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -140,8 +145,7 @@ class Scene:
             "test-run",
         ]
         words += ["--wait-for-command-seconds", wait, "--term-seconds", "2"]
-        if self.exporter is not None:
-            words += ["--url", self.exporter.url]
+        words += ["--url", self.exporter.url if self.exporter is not None else "off"]
         words += [*options, *(["--", *trainer] if trainer is not None else [])]
         log = self.folder / f"supervisor-{len(self.supervisors)}.log"
         with log.open("w") as output:
@@ -167,6 +171,10 @@ class Scene:
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in text.splitlines()]
+
+    def attempts(self) -> int:
+        """How many attempts were ever begun; known at once, while a start of the trainer shows only when it runs."""
+        return len(list((self.state / "attempts").iterdir()))
 
     def started(self, count: int = 1) -> dict[str, Any]:
         """Wait for that many starts; the last of them."""

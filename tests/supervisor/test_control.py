@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_resume_of_a_running_trainer_is_refused(scene: Scene) -> None:
     scene.run(scene.trainer())
     target = scene.saved(5)
     done = scene.cli("resume", "--state-dir", str(scene.state), "--target", str(target))
-    assert (done.returncode, len(scene.starts())) == (5, 1)
+    assert (done.returncode, scene.attempts()) == (5, 1)
     assert "Attempt 1 is running; stop it first." in done.stderr
 
 
@@ -76,6 +77,19 @@ def test_the_socket_is_private_and_a_malformed_line_is_answered_with_a_sentence(
         assert answer["detail"].startswith("The request is malformed: ")
         assert (answer["final"], answer["code"]) == (True, 2)
     assert scene.cli("status", "--state-dir", str(scene.state)).returncode == 0
+
+
+def test_whoever_waits_when_the_supervisor_ends_is_answered(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    taken = threading.Event()
+    server = ControlServer(state, lambda conversation: taken.set())
+    answers: list[ControlAnswer] = []
+    asking = threading.Thread(target=lambda: answers.extend(ask(state, ControlRequest(op="stop"))))
+    asking.start()
+    assert taken.wait(20)
+    server.close()
+    asking.join(20)
+    assert [(a.detail, a.final, a.code) for a in answers] == [("The supervisor ended.", True, 8)]
 
 
 def test_a_state_directory_with_a_path_longer_than_a_socket_address_works(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_the_next_supervisor_takes_the_live_trainer_over_and_learns_its_exit_cod
     second = watched.run(watched.trainer(crash_at=100, step_seconds=0.05, children=1), wait="0")
     until(lambda: "took over attempt 1, which is running" in watched.said(), "the second to take over")
     assert watched.ended(second) == 3
-    assert len(watched.starts()) == 1
+    assert watched.attempts() == 1
     assert watched.of_attempts() == []
     assert watched.exporter is not None
     assert [(a, e.pid) for a, e in watched.exporter.events("attempt_started")] == [(1, trainer)]
@@ -38,7 +38,7 @@ def test_an_end_that_no_supervisor_saw_is_known_to_the_next(watched: Scene, faul
     until((watched.state / "attempts/1/exit.json").exists, "the trainer to end")
     second = watched.run(None, wait="0")
     assert watched.ended(second) == code
-    assert len(watched.starts()) == 1
+    assert watched.attempts() == 1
     assert watched.exporter is not None
     [(attempt, event)] = watched.exporter.events("attempt_exited")
     assert (attempt, event.exit_code, event.expected) == (1, code, code == 0)
@@ -51,7 +51,7 @@ def test_a_second_supervisor_is_refused_with_a_sentence(scene: Scene) -> None:
     assert scene.ended(second) == 75
     assert f"Another supervisor (process {first.pid}) has the run in {scene.state}" in scene.said()
     assert first.poll() is None
-    assert len(scene.starts()) == 1
+    assert scene.attempts() == 1
 
 
 @pytest.mark.parametrize("stage", ["choose", "stop", "resume", "end"])
@@ -83,7 +83,7 @@ def test_a_rollback_that_was_half_carried_out_is_finished_once(watched: Scene, s
     last = watched.exporter.final("c1")
     assert (last.state, watched.started(2)["from"]) == ("succeeded", 10)
     until(lambda: read(watched.state / "commands" / "c1.json")["state"] == "succeeded", "the record")
-    assert len(watched.starts()) == 2
+    assert watched.attempts() == 2
     assert [a for a, _ in watched.exporter.events("attempt_exited")] == [1]
     assert not alive(watched.starts()[0]["pid"])
 
@@ -117,7 +117,7 @@ def test_the_attempt_process_killed_too_leaves_no_second_trainer_and_nothing_beh
     second.send_signal(signal.SIGTERM)
     assert watched.ended(second) == 143
     assert [pid for pid in (started["pid"], *started["children"]) if alive(pid)] == []
-    assert len(watched.starts()) == 1
+    assert watched.attempts() == 1
     assert watched.exporter is not None
     [(_, event)] = watched.exporter.events("attempt_exited")
     assert (event.exit_code, event.signal, event.expected) == (None, None, True)

@@ -33,7 +33,7 @@ def run(parsed: argparse.Namespace) -> int:
     with state.locked():
         record = _merge(state, state.read_run(), given, parsed.run_id)
         trainer = overrides.parse(record.argv, usable_cwd(record.cwd))
-        configured = configure(record.url or "off", record.run_id, state.path)
+        configured = configure(record.url, record.run_id, state.path)
         script = parsed.rollback_script or default_script()
         if not script.is_file():
             raise StateError(f"The rollback script {script} does not exist; give one with --rollback-script.")
@@ -41,7 +41,7 @@ def run(parsed: argparse.Namespace) -> int:
 
         def connect(attempt: int, on_command: Callable[[Command], None]) -> Reporter:
             if configured is None:
-                say("no exporter is configured (--url, VERL_SENTINEL_URL); commands come through control.sock only")
+                say("there is no exporter (--url off): commands come through control.sock only")
                 return NoReporter()
             identity = Run(run_id=record.run_id, attempt=attempt, project=record.project, experiment=record.experiment)
             return PushReporter(configured, identity, on_command=on_command, say=say)
@@ -83,7 +83,7 @@ def _identify(parsed: argparse.Namespace, words: list[str]) -> tuple[StateDir, R
     project, experiment = trainer.names
     run_id = parsed.run_id or os.environ.get(settings.RUN_ID) or settings.derive_run_id(project, experiment, root)
     given = parsed.state_dir or os.environ.get(settings.STATE_DIR) or settings.default_state_dir(_checked(run_id))
-    url = parsed.url if parsed.url is not None else os.environ.get(settings.URL, "")
+    url = parsed.url if parsed.url is not None else os.environ.get(settings.URL, settings.DEFAULT_URL)
     record = RunRecord(
         run_id=_checked(run_id),
         argv=list(trainer.argv),

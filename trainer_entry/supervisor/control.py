@@ -12,16 +12,19 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
 
+from trainer_entry.supervisor import exitcodes
 from trainer_entry.supervisor.state import StateDir, StateError
 
 MAX_LINE_BYTES = 64 * 1024
 _READ_SECONDS = 10.0
 _MAX_CONNECTIONS = 16
+_CLOSE_SECONDS = 2.0
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +85,8 @@ class ControlServer:
         self._state = state
         self._take = take
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: dict[threading.Thread, Conversation | None] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -96,10 +101,19 @@ class ControlServer:
         threading.Thread(target=self._accept, name="verl-sentinel-control", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening and remove the socket."""
+        """Stop listening and remove the socket. Whoever still waits is answered; that may take two seconds."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        with self._lock:
+            open_now = dict(self._open)
+        for conversation in open_now.values():
+            if conversation is not None:
+                conversation.answer(ControlAnswer(detail="The supervisor ended.", final=True, code=exitcodes.REFUSED))
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread, conversation in open_now.items():
+            if conversation is not None:  # one that has not sent its request yet is not waited for
+                thread.join(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(FileNotFoundError):
             self._state.socket_path.unlink()
 
@@ -112,7 +126,10 @@ class ControlServer:
             if not self._slots.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            with self._lock:
+                self._open[thread] = None
+            thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -127,10 +144,14 @@ class ControlServer:
                     _write(connection, ControlAnswer(detail=f"The request is malformed: {error}", final=True, code=2))
                     return
                 conversation = Conversation(request)
+                with self._lock:
+                    self._open[threading.current_thread()] = conversation
                 self._take(conversation)
                 for line in conversation.lines():
                     _write(connection, line)
         finally:
+            with self._lock:
+                del self._open[threading.current_thread()]
             self._slots.release()
 
 

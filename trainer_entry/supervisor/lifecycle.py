@@ -113,9 +113,8 @@ class Lifecycle:
             settings.RUN_ID: self.run.run_id,
             settings.ATTEMPT: str(number),
             settings.STATE_DIR: str(self._state.path),
+            settings.URL: self.run.url,
         }
-        if self.run.url:
-            environ[settings.URL] = self.run.url
         try:
             self._state.stop_request_path.unlink(missing_ok=True)
             attempt = Attempt.start(self._state, request, environ)

@@ -51,7 +51,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: str
     project: str = ""
     experiment: str = ""
-    url: str = ""
+    url: str = "off"
     attempt: int = 0
     reported_start: int = 0
     reported_exit: int = 0
