@@ -178,12 +178,12 @@ def _plan(action: Action, evidence: tuple[OpenIncident, ...], facts: RunFacts, p
     findings = describe(evidence)
     if chosen is not None:
         target = Checkpoint(step=chosen.step, path=chosen.path, attempt=chosen.attempt, verified=True)
-        reason = f"{findings} Back to step {chosen.step}, the newest verified checkpoint up to step {limit}."
+        reason = f"{findings}. Back to step {chosen.step}, the newest verified checkpoint up to step {limit}."
         return Plan(action, reason, onset, limit, target, False, evidence, candidates)
     if action == "stop":
-        return Plan(action, f"{findings} The policy asks for a stop.", onset, limit, None, False, evidence, candidates)
+        return Plan(action, f"{findings}. The policy asks for a stop.", onset, limit, None, False, evidence, candidates)
     reason = (
-        f"{findings} No verified checkpoint up to step {limit} is known, so the run is stopped and not started again."
+        f"{findings}. No verified checkpoint up to step {limit} is known, so the run is stopped and not started again."
     )
     return Plan("stop", reason, onset, limit, None, True, evidence, candidates)
 
