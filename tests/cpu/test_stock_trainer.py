@@ -30,7 +30,7 @@ def toy_run(tmp_path_factory):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
+        timeout=550,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
