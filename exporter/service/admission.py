@@ -5,7 +5,6 @@ A refusal names what was wrong and where, carries the status to answer with, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -14,6 +13,9 @@ from exporter.protocol import PROTOCOL_VERSION, Batch, ClosedPhase, Event, Hooks
 
 MAX_INTEGER = 2**53
 """Steps, sequence numbers and counts stay below, so that JSON, SQLite and float64 all hold them exactly."""
+
+MAX_SECONDS = 10 * 366 * 86_400.0
+"""No phase lasts longer."""
 
 MAX_PARTS = 1000
 """Events, GPU readings and closed phases that one push may carry of each."""
@@ -158,5 +160,6 @@ def _integer(value: int, where: str, least: int = 0) -> None:
 
 
 def _seconds(value: float, where: str) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise Refused("malformed", f"The duration {value} is not a number of seconds of 0 or more.", where=where)
+    if not 0 <= value <= MAX_SECONDS:
+        message = f"The duration {value} is not a number of seconds from 0 to {MAX_SECONDS:.0f} (ten years)."
+        raise Refused("malformed", message, where=where)

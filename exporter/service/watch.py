@@ -244,7 +244,9 @@ class WatchedRun:
             return question() or ()
         except Exception:
             self.detector_faults[detector.name] += 1
-            log.exception("Detector %s failed on run %s", detector.name, self.state.run_id)
+            if self.detector_faults[detector.name] == 1:
+                # Once: one that fails at every look would fill the log, and the counter goes on.
+                log.exception("Detector %s failed on run %s", detector.name, self.state.run_id)
             return ()
 
     def _other_event(self, event: object, sender: SenderState, attempt: int, at: float) -> None:
