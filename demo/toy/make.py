@@ -86,6 +86,7 @@ def _write_model(toy: Toy) -> None:
     """A random model of about 90,000 weights, fitted to half-right answers for a few seconds."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     tokenizer = _tokenizer()
     threads = torch.get_num_threads()
@@ -111,6 +112,8 @@ def _write_model(toy: Toy) -> None:
             _fit(model, tokenizer)
     finally:
         torch.set_num_threads(threads)
+    # Its progress bar for one small file would be the first thing that the demo shows.
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(toy.model)
     tokenizer.save_pretrained(toy.model)
 
