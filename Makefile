@@ -36,4 +36,4 @@ bench: setup  ## speed and memory, side by side with peers
 	$(PY) -m bench.alert_latency
 
 clean:  ## remove what the targets above made (not the checkpoints of your own runs)
-	rm -rf .venv .programs .setup.log demo/out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .programs .setup.log demo/out demo/out-toy build *.egg-info .pytest_cache .mypy_cache .ruff_cache

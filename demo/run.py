@@ -47,10 +47,11 @@ class Options:
 def run(options: Options, console: Console) -> int:
     """Run one scenario; returns the exit code: 0 if what it promises happened, 130 after Ctrl-C, else 1."""
     out = options.out
-    _prepare(out)
+    prepare(out)
     scenario = options.scenario
     console.print(f"verl-sentinel demo, scenario [bold]{scenario.name}[/]: {scenario.summary}")
-    toy = make(out.parent / "toy")
+    # Beside the output, not in it: it is the same for every run, and each run empties its output folder.
+    toy = make(out.with_name(f"{out.name}-toy"))
     stack = Stack(out)
     if stack.fast_path:
         console.print(
@@ -181,7 +182,7 @@ def _trainer_environment(stack: Stack, scenario: Scenario, out: Path) -> dict[st
     return env
 
 
-def _prepare(out: Path) -> None:
+def prepare(out: Path) -> None:
     """Empty the output folder, if it is one of ours or new. Raises :class:`StartError` with a sentence."""
     try:
         if out.exists() and any(out.iterdir()) and not (out / MARK).exists():

@@ -50,6 +50,8 @@ def make(folder: Path) -> Toy:
     stamp = toy.folder / "recipe"
     if stamp.is_file() and stamp.read_text() == RECIPE:
         return toy
+    if toy.folder.exists() and not stamp.is_file():
+        raise FileExistsError(f"{toy.folder} is there and holds no toy: name another folder, or remove it yourself.")
     fresh = Toy(toy.folder.with_name(f"{toy.folder.name}.making-{os.getpid()}"))
     try:
         (fresh.folder / "data").mkdir(parents=True)

@@ -93,3 +93,14 @@ def test_no_override_is_given_twice(tmp_path, use_v1, critic):
 def test_sft_reads_the_sft_data(tmp_path):
     chosen = sft_overrides(Toy(tmp_path), tmp_path / "checkpoints", steps=4)
     assert f"data.train_files={tmp_path}/data/sft_train.parquet" in chosen
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(FileExistsError, match="holds no toy"):
+        make(folder)
+
+    assert (folder / "thesis.txt").read_text() == "years of work"
