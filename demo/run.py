@@ -51,7 +51,10 @@ def run(options: Options, console: Console) -> int:
     scenario = options.scenario
     console.print(f"verl-sentinel demo, scenario [bold]{scenario.name}[/]: {scenario.summary}")
     # Beside the output, not in it: it is the same for every run, and each run empties its output folder.
-    toy = make(out.with_name(f"{out.name}-toy"))
+    try:
+        toy = make(out.with_name(f"{out.name}-toy"))
+    except OSError as error:
+        raise StartError(f"The toy model could not be made: {error}") from error
     stack = Stack(out)
     if stack.fast_path:
         console.print(
