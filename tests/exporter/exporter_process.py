@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from exporter_scene import batch
+
+from exporter.protocol import PushAnswer, encode
+
 DEADLINE_SECONDS = 60.0
+PUSH = "/api/v1/push"
 
 
 @dataclass(frozen=True)
@@ -135,3 +141,10 @@ def running(folder: Path, *arguments: str, **options: Any) -> Iterator[ExporterP
     finally:
         if exporter.process is not None and exporter.process.poll() is None:
             exporter.kill()
+
+
+def push(exporter: ExporterProcess, **fields: Any) -> PushAnswer:
+    answer = exporter.post(PUSH, encode(batch(**fields)))
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "application/msgpack"
+    return msgspec.msgpack.decode(answer.body, type=PushAnswer)

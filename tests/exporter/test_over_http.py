@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import gzip
 import json
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from exporter_process import ExporterProcess, running, wait_for
+from exporter_process import PUSH, ExporterProcess, push, running, wait_for
 from exporter_scene import batch
 
-from exporter.app.lifecycle import Exporter
-from exporter.config import Config
 from exporter.protocol import (
-    AttemptStarted,
-    CheckpointSaved,
     ErrorAnswer,
     OpenPhase,
     PhaseReport,
@@ -29,9 +23,6 @@ from exporter.protocol import (
     Step,
     encode,
 )
-from exporter.service.admission import Refused
-
-PUSH = "/api/v1/push"
 
 JSON_BATCH: dict[str, Any] = {
     "protocol": 1,
@@ -46,13 +37,6 @@ JSON_BATCH: dict[str, Any] = {
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExporterProcess]:
     with running(tmp_path_factory.mktemp("exporter")) as exporter:
         yield exporter
-
-
-def push(exporter: ExporterProcess, **fields: Any) -> PushAnswer:
-    answer = exporter.post(PUSH, encode(batch(**fields)))
-    assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "application/msgpack"
-    return msgspec.msgpack.decode(answer.body, type=PushAnswer)
 
 
 def test_a_push_in_msgpack_is_answered_in_msgpack_and_is_in_the_metrics(exporter: ExporterProcess) -> None:
@@ -264,94 +248,6 @@ def test_pushes_at_once_are_all_kept_and_each_counted_once(exporter: ExporterPro
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(send, range(8))) == [list(range(1, 21))] * 8
     assert exporter.metrics()['verl_rollout_requests_total{outcome="succeeded",run="many"}'] == 160
-
-
-def _history(exporter: ExporterProcess) -> None:
-    push(exporter, sender="sup", role="supervisor", seq=1, events=[AttemptStarted(time=0.0, pid=1)])
-    for step in range(1, 30):
-        metrics: dict[str, Any] = {"actor/grad_norm": 1.0, "timing_s/step": 0.5, "actor/loss": 0.1}
-        push(exporter, seq=step, steps=[Step(step=step, metrics=metrics)])
-    push(exporter, seq=30, events=[CheckpointSaved(time=0.0, step=20, path="/c", verified=True)])
-    push(exporter, seq=31, rollout=RolloutCounts(succeeded=90, failed=2))
-    push(exporter, seq=32, steps=[Step(step=30, metrics={"actor/grad_norm": "NaN", "actor/loss": "NaN"})])
-    push(exporter, seq=33, phase=PhaseReport(step=31, open=[OpenPhase(name="gen", seconds=1.0)]))
-
-
-def _kept(exporter: ExporterProcess) -> dict[str, str]:
-    """What ``/metrics`` says of runs, without what grows by itself."""
-    lines = exporter.get("/metrics").body.decode().splitlines()
-    about_runs = [line for line in lines if 'run="' in line and not line.startswith("verl_phase_open_seconds")]
-    return dict(line.rsplit(" ", 1) for line in about_runs)
-
-
-@pytest.mark.parametrize("how", ["kill", "stop"])
-def test_after_a_restart_or_a_kill_everything_acknowledged_is_there_once(tmp_path: Path, how: str) -> None:
-    with running(tmp_path) as exporter:
-        _history(exporter)
-        before, incidents = _kept(exporter), exporter.get("/api/v1/incidents").json
-        assert any(name.startswith("verl_incident_open") for name in before)
-        code = getattr(exporter, how)()
-        assert how == "kill" or code == 0
-        exporter.start()
-        assert _kept(exporter) == before
-        assert exporter.get("/api/v1/incidents").json == incidents
-        assert push(exporter, seq=12).duplicate
-
-
-def test_a_disk_that_is_full_is_answered_503_and_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    with running(tmp_path) as exporter:
-        resource.prlimit(exporter.pid, resource.RLIMIT_FSIZE, (400_000, 400_000))
-        config = {f"key{i}": "x" * 100 for i in range(200)}
-        acknowledged = 0
-        for seq in range(1, 100):
-            event = {"type": "run_started", "time": 0.0, "config": config}
-            sent = {**JSON_BATCH, "seq": seq, "steps": [{"step": seq, "metrics": {"actor/lr": 1.0}}], "events": [event]}
-            answer = exporter.post(PUSH, sent)
-            if answer.status != 200:
-                break
-            acknowledged = seq
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "5"
-        assert "cannot be written" in answer.reason
-        ready = exporter.get("/readyz")
-        assert ready.status == 503
-        assert "cannot be written" in ready.json["reasons"][0]
-        assert exporter.metrics()["verl_sentinel_ready"] == 0
-        exporter.kill()
-        exporter.start()
-        assert acknowledged > 3
-        assert exporter.metrics()['verl_training_steps_total{run="json"}'] == acknowledged
-
-
-def test_a_journal_that_is_damaged_inside_is_said_and_nothing_is_taken_until_it_is_mended(tmp_path: Path) -> None:
-    with running(tmp_path) as exporter:
-        for seq in range(1, 200):
-            push(exporter, seq=seq, steps=[Step(step=seq, metrics={f"m{i}": 1.0 for i in range(50)})])
-        exporter.stop()
-        file = tmp_path / "data" / "verl-sentinel.sqlite3"
-        whole = file.read_bytes()
-        third = len(whole) // 3
-        file.write_bytes(whole[:third] + b"\xff" * third + whole[2 * third :])
-        exporter.start(until_ready=False)
-        wait_for(lambda: "cannot be read" in exporter.get("/readyz").body.decode(), exporter)
-        assert exporter.get("/readyz").status == 503
-        refused = exporter.post(PUSH, encode(batch(seq=500)))
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert "Restore it from a backup" in refused.reason
-        assert exporter.metrics()["verl_sentinel_ready"] == 0
-        exporter.stop()
-        file.write_bytes(whole)
-        exporter.start()
-        assert exporter.metrics()['verl_training_step{run="r"}'] == 199
-
-
-def test_while_the_journal_is_read_nothing_is_taken_and_everybody_is_told_to_come_again(tmp_path: Path) -> None:
-    exporter = Exporter(Config(data_dir=str(tmp_path / "data")))
-    assert exporter.reasons_not_ready() == ["The journal is being read."]
-    with pytest.raises(Refused, match="The journal is being read") as refused:
-        exporter.require_replayed()
-    assert (refused.value.status, refused.value.retry_after) == (503, 1)
-    asyncio.run(exporter.stop())
 
 
 def test_tokens_by_scope(tmp_path: Path) -> None:
