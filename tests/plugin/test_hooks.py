@@ -420,6 +420,12 @@ def test_a_stop_request_for_this_attempt_moves_the_finish_line_to_the_next_step(
     assert "training ends after step 8" in told[-1]
 
 
+def test_without_a_known_loop_a_clean_stop_is_not_promised(training: Runtime) -> None:
+    assert "training loop" in CleanStop(training).unavailable()
+    training.enter_fit(SimpleNamespace(global_steps=0), V1)
+    assert CleanStop(training).unavailable() == ""
+
+
 @pytest.mark.parametrize("request_", ['{"attempt": 2}', '{"attempt": "1"}', "[]", "{", "", "1" * 10_000])
 def test_any_other_stop_request_changes_nothing(training: Runtime, tmp_path: Path, request_: str) -> None:
     (tmp_path / "stop-request").write_text(request_)

@@ -11,8 +11,9 @@ import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Union
+
+import msgspec
 
 from exporter.protocol import (
     PROTOCOL_VERSION,
@@ -36,9 +37,10 @@ MAX_METRICS = 5000
 MAX_KEY_LENGTH = 256
 
 
-@dataclass(frozen=True, slots=True)
-class RawStep:
-    """A step as the trainer logged it, values untouched; ``time`` is Unix seconds."""
+class RawStep(msgspec.Struct, frozen=True):
+    """A step as the trainer logged it, values untouched; ``time`` is Unix seconds. A struct: it is made while training
+    waits, and a frozen dataclass takes ten times as long.
+    """
 
     step: int
     metrics: Mapping[str, Any]

@@ -32,7 +32,11 @@ class CleanStop(Hook):
         wrap(module, target.attribute, self.name, self._fit)
 
     def unavailable(self) -> str:
-        """Ranks of SFT see the request at different moments and would end at different steps, which is a deadlock."""
+        """Without a loop that is known there is no finish line to move. Ranks of SFT see the request at different moments
+        and would end at different steps, which is a deadlock.
+        """
+        if self.runtime.trainer is None:
+            return "the training loop is one that verl's own trainers do not have"
         ranks = _world_size() if self.runtime.trainer_kind == SFT else 1
         if ranks > 1:
             return f"SFT on {ranks} ranks cannot agree on a last step; the supervisor stops it with SIGTERM"
