@@ -32,8 +32,8 @@ class CleanStop(Hook):
         wrap(module, target.attribute, self.name, self._fit)
 
     def unavailable(self) -> str:
-        """Without a loop that is known there is no finish line to move. Ranks of SFT see the request at different moments
-        and would end at different steps, which is a deadlock.
+        """Without a known loop there is no finish line to move. Ranks of SFT see the request at different moments and
+        would end at different steps, which is a deadlock.
         """
         if self.runtime.trainer is None:
             return "the training loop is one that verl's own trainers do not have"
