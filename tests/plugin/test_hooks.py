@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -395,12 +394,11 @@ def test_a_loop_that_raises_ends_the_run_with_code_1_and_raises(training: Runtim
     assert event.exit_code == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.timeout(60)
 def test_the_end_does_not_wait_for_an_exporter_that_is_gone(runtime: Runtime, receiver: Receiver) -> None:
     receiver.close()
     runtime.open_trainer("p", "e", {})
-    began = time.monotonic()
     looping(runtime, V1, lambda trainer: None).fit()
-    assert time.monotonic() - began < 20
 
 
 def test_a_stop_request_for_this_attempt_moves_the_finish_line_to_the_next_step(
@@ -418,6 +416,21 @@ def test_a_stop_request_for_this_attempt_moves_the_finish_line_to_the_next_step(
     looping(training, V1, loop).fit()
     assert moved.is_set()
     assert "training ends after step 8" in told[-1]
+
+
+@pytest.mark.parametrize(("save", "save_freq"), [(False, -1), (True, 5)])
+def test_a_stop_before_a_rollback_saves_nothing_more(
+    training: Runtime, tmp_path: Path, save: bool, save_freq: int
+) -> None:
+    config = SimpleNamespace(trainer=SimpleNamespace(save_freq=5))
+
+    def loop(trainer: Any) -> None:
+        trainer.config, trainer.global_steps, trainer.total_training_steps = config, 7, 100
+        (tmp_path / "stop-request").write_text(json.dumps({"attempt": 1, "save": save}))
+        until(lambda: trainer.total_training_steps != 100, "the finish line")
+
+    looping(training, V1, loop).fit()
+    assert config.trainer.save_freq == save_freq
 
 
 def test_without_a_known_loop_a_clean_stop_is_not_promised(training: Runtime) -> None:

@@ -120,8 +120,9 @@ class Runtime:
         self.finished = True
         for call in self.at_finish:
             self.guarded("run_end", call)
+        client.flush(FINISH_SECONDS / 2)  # the last phases and counts, which come before the end
         client.event(event)
-        client.close(FINISH_SECONDS)
+        client.close(FINISH_SECONDS / 2)
         self._trainer_client = None
 
     def _run(self, project: str, experiment: str) -> Run:

@@ -3,6 +3,9 @@
 The supervisor writes ``stop-request`` with the attempt it means into the run's state directory. A thread in the
 process that runs the training loop moves the finish line: ``trainer.total_training_steps = trainer.global_steps +
 1``. verl then ends that step, saves, validates and returns by itself, with exit code 0.
+
+Before a rollback the request says ``"save": false``: the weights are spoilt, and with a limit on the number of
+checkpoints kept (``trainer.max_actor_ckpt_to_keep``) that last save could make verl delete the very target.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ class CleanStop(Hook):
             # The state directory is known at the latest when the tracking is open, early in fit.
             if directory is None or self.runtime.client is None or self.unavailable():
                 continue
-            if requested(directory / REQUEST_NAME, self.runtime.settings.attempt):
+            request = read_request(directory / REQUEST_NAME, self.runtime.settings.attempt)
+            if request is not None:
+                if request.get("save") is False:
+                    _forbid_saves(trainer)
                 step = getattr(trainer, "global_steps", None)
                 last = (self.runtime.last_step if step is None else int(step)) + 1
                 trainer.total_training_steps = min(int(trainer.total_training_steps), last)
@@ -75,14 +81,21 @@ class CleanStop(Hook):
                 return
 
 
-def requested(path: Path, attempt: int) -> bool:
-    """Whether the file asks this attempt to stop. One for another attempt, or that is no request at all, does not."""
+def read_request(path: Path, attempt: int) -> dict[str, Any] | None:
+    """The request that asks this attempt to stop; None for one for another attempt, or that is no request at all."""
     try:
         with path.open("rb") as file:
             request = json.loads(file.read(_MAX_REQUEST_BYTES))
     except (OSError, ValueError):
-        return False
-    return isinstance(request, dict) and request.get("attempt") == attempt
+        return None
+    return request if isinstance(request, dict) and request.get("attempt") == attempt else None
+
+
+def _forbid_saves(trainer: Any) -> None:
+    """No further checkpoint of the PPO trainers, which look at this at every step. SFT saves its last step anyway."""
+    settings = getattr(getattr(trainer, "config", None), "trainer", None)
+    if settings is not None and hasattr(settings, "save_freq"):
+        settings.save_freq = -1
 
 
 def _world_size() -> int:
