@@ -18,7 +18,7 @@ pytestmark = pytest.mark.trainer
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make(tmp_path_factory.mktemp("toy"))
+    return make(tmp_path_factory.mktemp("toy") / "made")
 
 
 def test_the_v1_trainer_is_watched_by_seven_hooks_and_stops_when_asked(toy: Toy, tmp_path: Path) -> None:

@@ -146,6 +146,17 @@ def test_the_heartbeat_says_which_phases_are_open_while_nothing_is_logged(receiv
     until(lambda: bool(b := [b for b in receiver.batches if b.phase]) and not b[-1].phase.open, "nothing open")  # type: ignore[union-attr]
 
 
+def test_a_flush_sends_the_phases_of_now_and_nothing_follows_the_end(receiver: Receiver, connect: Connect) -> None:
+    client = connect(receiver.url, heartbeat_seconds=3600.0)
+    client.phases.end(client.phases.begin("gen"))
+    client.step(1, {"loss": 1.0})
+    assert client.flush(10)
+    assert any(b.phase and [phase.name for phase in b.phase.closed] == ["gen"] for b in receiver.batches)
+    client.event(RunFinished(time=1.0))
+    assert client.close(10)
+    assert receiver.batches[-1].events == [RunFinished(time=1.0)]
+
+
 def test_a_worker_sends_rollout_counts_when_they_change_and_nothing_else(receiver: Receiver, connect: Connect) -> None:
     client = connect(receiver.url, "worker", heartbeat_seconds=None)
     for _ in range(3):

@@ -53,7 +53,8 @@ class PushStatus:
 class _Flush:
     """A marker in the queue: everything before it was sent, or could not be."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat: bool) -> None:
+        self.heartbeat = heartbeat
         self.done = threading.Event()
         self.sent = False
 
@@ -141,21 +142,17 @@ class PushClient:
     # Called at the end of something.
 
     def flush(self, timeout: float) -> bool:
-        """Try to send everything handed over so far, for at most ``timeout`` seconds; True when it was accepted.
+        """Try to send everything handed over so far, and what is true now; True when it was accepted in time (seconds).
 
         Returns early with False when the exporter cannot be reached: waiting longer would not help, and all is on disk.
         """
-        if self._thread is None or self._closed:
-            return self._thread is None
-        marker = _Flush()
-        self._queue.put(marker)
-        return marker.done.wait(timeout) and marker.sent
+        return self._flush(timeout, heartbeat=True)
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Flush for at most ``timeout`` seconds, leave the rest in the spool, and stop. True when all was accepted."""
         if self._closed:
             return True
-        sent = self.flush(timeout)
+        sent = self._flush(timeout, heartbeat=False)
         self._closed = True
         self._queue.put(None)
         with self._outbox_lock:
@@ -176,6 +173,13 @@ class PushClient:
             return PushStatus(self._sent, self._refused, self._outbox.dropped, self._overflowed, waiting)
 
     # The rest runs on the push thread, but for what close() does under the outbox lock.
+
+    def _flush(self, timeout: float, *, heartbeat: bool) -> bool:
+        if self._thread is None or self._closed:
+            return self._thread is None
+        marker = _Flush(heartbeat)
+        self._queue.put(marker)
+        return marker.done.wait(timeout) and marker.sent
 
     def _put(self, item: Item) -> None:
         if self._closed:
@@ -223,9 +227,9 @@ class PushClient:
             self._retry_at = 0.0
         drained = self._monotonic() >= self._retry_at and self._drain()
         if drained:
-            self._finish_flushes()
-            if self._monotonic() >= self._heartbeat_at:
+            if self._monotonic() >= self._heartbeat_at or any(flush.heartbeat for flush in self._flushes):
                 self._heartbeat()
+            self._finish_flushes()
         else:
             self._fail_flushes()
         due = max(self._heartbeat_at, self._retry_at) if drained else self._retry_at
