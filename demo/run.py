@@ -70,7 +70,7 @@ def run(options: Options, console: Console) -> int:
         [
             *(sys.executable, "-m", "trainer_entry.cli", "run"),
             *("--state-dir", str(state_dir), "--run-id", run_id, "--url", stack.exporter_url),
-            *("--clean-stop-seconds", "8", "--rollback-clean-seconds", "8", "--term-seconds", "8"),
+            *("--clean-stop-seconds", "15", "--rollback-clean-seconds", "12", "--term-seconds", "8"),
             "--",
             *(sys.executable, "-m", "trainer_entry.main_ppo"),
             *overrides(toy, out / "checkpoints", steps=scenario.steps, seed=options.seed),
