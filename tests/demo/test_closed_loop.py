@@ -1,4 +1,4 @@
-"""The main job from end to end: the stock trainer breaks, is found out, and is brought back. Real programs throughout."""
+"""The main job from end to end: the stock trainer breaks, is found out, and is brought back, with real programs."""
 
 from __future__ import annotations
 
