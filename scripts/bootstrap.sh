@@ -61,7 +61,7 @@ make_venv() {
   if ! {
     "$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/requirements/constraints.txt" torch==2.13.0 &&
       "$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/requirements/constraints.txt" \
-        -e "$root[demo,dev]"
+        -e "${root}[demo,dev]"
   } >"$root/.setup.log" 2>&1; then
     tail -n 15 "$root/.setup.log" >&2
     die "the packages could not be installed; the whole log is in .setup.log."
