@@ -273,6 +273,12 @@ def json_number(value: float) -> Number:
     return value
 
 
+class _Version(msgspec.Struct, frozen=True):
+    """The one field that every version of the protocol has."""
+
+    protocol: int
+
+
 _msgpack_decoder = msgspec.msgpack.Decoder(Batch)
 _json_decoder = msgspec.json.Decoder(Batch)
 _msgpack_encoder = msgspec.msgpack.Encoder()
@@ -285,6 +291,15 @@ def decode_batch(body: bytes, content_type: str = MSGPACK) -> Batch:
     is not msgpack or JSON at all. The protocol version is not checked here: the caller answers that case by itself.
     """
     return _json_decoder.decode(body) if content_type == JSON else _msgpack_decoder.decode(body)
+
+
+def protocol_of(body: bytes, content_type: str = MSGPACK) -> int | None:
+    """The version that a batch names, also where the rest is of another version's shape; None where it names none."""
+    decode: Any = msgspec.json.decode if content_type == JSON else msgspec.msgpack.decode
+    try:
+        return int(decode(body, type=_Version).protocol)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def encode(message: Any) -> bytes:

@@ -20,11 +20,11 @@ from exporter.app.answers import answer, wanted_type
 from exporter.app.lifecycle import Exporter
 from exporter.app.views import all_incidents, incident_view, run_detail, run_view
 from exporter.incidents import Incident
-from exporter.protocol import JSON, MSGPACK, PUSH_PATH, PushAnswer, decode_batch
+from exporter.protocol import JSON, MSGPACK, PUSH_PATH, PushAnswer, decode_batch, protocol_of
 from exporter.recovery.alertmanager import alerts_from_webhook
 from exporter.recovery.engine import WrongStage
 from exporter.recovery.record import Recovery
-from exporter.service.admission import Refused
+from exporter.service.admission import Refused, check_protocol
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -77,7 +77,13 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         kind = content_type(request, PUSH_TYPES)
         body = await read_body(request, exporter.config.limits.body_bytes)
         exporter.require_replayed()
-        batch = decoded(lambda: decode_batch(body, kind))
+        try:
+            batch = decoded(lambda: decode_batch(body, kind))
+        except Refused:
+            # Of another version the whole shape may be another; what has to be said then is that, not the field.
+            if (version := protocol_of(body, kind)) is not None:
+                check_protocol(version)
+            raise
         done: asyncio.Future[PushAnswer | Refused] = asyncio.get_running_loop().create_future()
         core.submit(batch, clock(), partial(settle, done))
         result = await settled(done)

@@ -14,6 +14,9 @@ from exporter.protocol import PROTOCOL_VERSION, Batch, ClosedPhase, Event, Hooks
 MAX_INTEGER = 2**53
 """Steps, sequence numbers and counts stay below, so that JSON, SQLite and float64 all hold them exactly."""
 
+_EVENT_INTEGERS = ("step", "resume_step", "target_step", "bytes", "pid")
+_EVENT_CODES = ("exit_code", "signal")
+
 MAX_SECONDS = 10 * 366 * 86_400.0
 """No phase lasts longer."""
 
@@ -64,13 +67,7 @@ class Refused(Exception):
 
 def check(batch: Batch, limits: Limits) -> None:
     """Raise :class:`Refused` where the batch breaks a bound. The number of runs is the core's to check."""
-    if batch.protocol != PROTOCOL_VERSION:
-        raise Refused(
-            "protocol",
-            f"This exporter speaks protocol version {PROTOCOL_VERSION}, the push has version {batch.protocol}: "
-            "install the same release of verl-sentinel on both sides.",
-            where="$.protocol",
-        )
+    check_protocol(batch.protocol)
     name(batch.run.run_id, "$.run.run_id", limits)
     name(batch.sender.id, "$.sender.id", limits)
     for field in ("project", "experiment", "trainer", "verl_version"):
@@ -105,6 +102,17 @@ def check(batch: Batch, limits: Limits) -> None:
         _event(event, f"$.events[{index}]", limits)
 
 
+def check_protocol(version: int) -> None:
+    """Raise :class:`Refused` for any version but ours; also of use where the rest of a push cannot be read."""
+    if version != PROTOCOL_VERSION:
+        raise Refused(
+            "protocol",
+            f"This exporter speaks protocol version {PROTOCOL_VERSION}, the push has version {version}: "
+            "install the same release of verl-sentinel on both sides.",
+            where="$.protocol",
+        )
+
+
 def name(value: str, where: str, limits: Limits, *, empty: bool = False) -> None:
     """Check a name that becomes a key or a label: printable, and of bounded length."""
     if not value and not empty:
@@ -134,9 +142,10 @@ def _step(step: Step, where: str, limits: Limits) -> None:
 
 
 def _event(event: Event, where: str, limits: Limits) -> None:
-    for field in ("step", "resume_step", "target_step"):
+    for field in (*_EVENT_INTEGERS, *_EVENT_CODES):
         if getattr(event, field, None) is not None:
-            _integer(getattr(event, field), f"{where}.{field}")
+            least = -MAX_INTEGER if field in _EVENT_CODES else 0
+            _integer(getattr(event, field), f"{where}.{field}", least=least)
     if isinstance(event, HooksReported):
         _parts(event.installed, f"{where}.installed", MAX_PARTS)
         _parts(event.missing, f"{where}.missing", MAX_PARTS)
@@ -144,6 +153,11 @@ def _event(event: Event, where: str, limits: Limits) -> None:
             name(hook, where, limits)
     elif isinstance(event, RunStarted):
         _parts(event.config, f"{where}.config", 10 * MAX_PARTS)
+        for key, value in event.config.items():
+            # A seed may well be a 64-bit number; JSON carries larger ones, which the journal cannot.
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                message = f"The value of {key!r} in the configuration does not fit into 64 bits."
+                raise Refused("malformed", message, where=f"{where}.config")
 
 
 def _parts(parts: Iterable[object], where: str, most: int) -> None:
