@@ -136,7 +136,7 @@ class Core:
         self.journal_error = outcome.error
         run = self.runs.get(entry.run_id)
         if outcome.error:
-            if run is not None and batch.sender.role != "supervisor":
+            if run is not None and batch.sender.role == "trainer":
                 # It was heard, though it could not be kept: a full disk here must not look like a silent run there.
                 run.state.last_push = max(run.state.last_push, entry.at)
             answer(

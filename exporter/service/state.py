@@ -109,9 +109,12 @@ class RunState:
     ended_at: float | None = None
     exit_code: int | None = None
     exited_unexpectedly: bool = False
+    """The supervisor said so."""
+    finished_only: bool = False
+    """verl itself said that it ended, and no supervisor has said how."""
     exit_summary: str = ""
     last_push: float = 0.0
-    """Newest push of a sender of the trainer; 0 before the first."""
+    """Newest push of the trainer itself in this attempt, or the attempt's beginning; 0 before the first."""
     supervisor_heard: float | None = None
     current: int | None = None
     """Newest step logged by this attempt."""
@@ -144,7 +147,8 @@ class RunState:
         sender.highest_seq = max(sender.highest_seq, batch.seq)
         if batch.sender.role == "supervisor":
             self.supervisor_heard = at
-        else:
+        elif batch.sender.role == "trainer" and batch.run.attempt >= self.attempt:
+            # A GPU sampler, or what is left of an attempt that is over, may outlive a trainer that hangs.
             self.last_push = at
         known, said = self.identity, batch.run
         self.identity = Run(
@@ -181,6 +185,7 @@ class RunState:
         self.ended_at = None
         self.exit_code = None
         self.exited_unexpectedly = False
+        self.finished_only = False
         self.exit_summary = ""
 
     def started(self, event: RunStarted, sender_id: str) -> None:
@@ -196,9 +201,8 @@ class RunState:
 
     def finished(self, event: RunFinished, at: float) -> None:
         """verl closed its tracking. Where a supervisor watches, only it knows whether that was expected."""
-        supervised = self.supervisor_heard is not None and at - self.supervisor_heard < SUPERVISED_SECONDS
-        failed = bool(event.exit_code) and not supervised
-        self._end(event.exit_code, at, failed, f"verl ended with exit code {event.exit_code}" if failed else "")
+        self._end(event.exit_code, at, False, f"verl ended with exit code {event.exit_code}" if event.exit_code else "")
+        self.finished_only = True
 
     def exited(self, event: AttemptExited, at: float) -> None:
         """The supervisor saw the trainer end."""
@@ -214,6 +218,7 @@ class RunState:
         self.ended_at = at
         self.exit_code = code
         self.exited_unexpectedly = unexpected
+        self.finished_only = False
         self.exit_summary = summary
         self.gpus = {}
         for sender in self.senders.values():
@@ -274,6 +279,14 @@ class RunState:
                 missing.update({hook.name: hook.reason for hook in sender.hooks.missing})
         return sorted(seen - missing.keys()), missing
 
+    def ended_badly(self, now: float) -> bool:
+        """Whether the trainer ended unexpectedly: by the supervisor's word; by verl's own where none watches any more.
+
+        Asked anew at each look: a supervisor that dies right after verl has ended leaves nobody else to say it.
+        """
+        supervised = self.supervisor_heard is not None and now - self.supervisor_heard < SUPERVISED_SECONDS
+        return self.exited_unexpectedly or (self.finished_only and bool(self.exit_code) and not supervised)
+
     def last_saved(self) -> Checkpoint | None:
         return self.checkpoints[-1] if self.checkpoints else None
 
@@ -294,6 +307,6 @@ class RunState:
             rollouts_succeeded=rollouts.succeeded,
             rollouts_failed=rollouts.failed,
             exit_code=self.exit_code,
-            exited_unexpectedly=self.exited_unexpectedly,
+            exited_unexpectedly=self.ended_badly(now),
             exit_summary=self.exit_summary,
         )

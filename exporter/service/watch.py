@@ -122,6 +122,9 @@ class WatchedRun:
         return [v for d in self.detectors.live for v in self._ask(d, partial(d.look, view))]
 
     def apply_look(self, look: Look, at: float) -> list[Report]:
+        """Take in what the live detectors said, unless a new attempt began while it was being written."""
+        if look.attempt != self.state.attempt:
+            return []
         return list(self.book.observe_live(look.verdicts, attempt=look.attempt, at=at))
 
     def apply_mark(self, mark: Mark, at: float) -> list[Report]:

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import pytest
-from exporter_scene import Scene, batch
+from exporter_scene import Scene, batch, verdict
 
+from exporter.detectors.base import Severity
 from exporter.protocol import (
     AttemptExited,
     AttemptStarted,
@@ -24,6 +25,7 @@ from exporter.protocol import (
     Step,
 )
 from exporter.service.admission import Limits, Refused
+from exporter.service.entries import Look
 
 
 def test_a_step_is_judged_once_with_its_canonical_signals(scene: Scene) -> None:
@@ -166,11 +168,11 @@ def test_the_supervisor_tells_how_an_attempt_ended(scene: Scene, event: Any, exp
 def test_without_a_supervisor_verls_own_exit_code_counts_and_with_one_it_does_not(scene: Scene) -> None:
     scene.step(1)
     scene.push(events=[RunFinished(time=0.0, exit_code=1)])
-    assert scene.run().state.exited_unexpectedly
+    assert scene.run().state.ended_badly(scene.now)
     scene.push(run="s", sender="sup", role="supervisor")
     scene.step(1, run="s")
     scene.push(run="s", events=[RunFinished(time=0.0, exit_code=1)])
-    assert not scene.run("s").state.exited_unexpectedly
+    assert not scene.run("s").state.ended_badly(scene.now)
     assert not scene.run("s").state.running
 
 
@@ -235,3 +237,40 @@ def test_the_answer_names_the_highest_sequence_and_a_duplicate_changes_nothing(s
     older = scene.core.accept(batch(seq=3), scene.now)
     assert (older.accepted_seq, older.duplicate) == (7, False)
     assert scene.run().state.current == 1
+
+
+def test_a_trainer_that_is_silent_is_not_hidden_by_a_gpu_sampler_or_by_what_is_left_of_an_older_attempt(
+    scene: Scene,
+) -> None:
+    scene.step(1, attempt=2)
+    heard = scene.now
+    scene.tick(times=5)
+    scene.push(sender="gpu-1", role="gpu", attempt=2, gpus=[GpuReading(node="n", index=0)])
+    scene.push(sender="worker-1", role="worker", attempt=2, rollout=RolloutCounts(succeeded=1))
+    scene.push(sender="trainer-0", attempt=1)
+    assert scene.run().state.last_push == heard
+
+
+def test_verls_own_word_counts_when_the_supervisor_dies_before_it_has_said_how_the_trainer_ended(scene: Scene) -> None:
+    scene.push(sender="sup", role="supervisor", events=[AttemptStarted(time=0.0, pid=1)])
+    scene.step(1)
+    scene.tick(times=100)
+    scene.push(sender="sup", role="supervisor")
+    scene.tick()
+    scene.push(events=[RunFinished(time=0.0, exit_code=1)])
+    view = scene.run().state.view
+    assert not view(scene.now).exited_unexpectedly, "the supervisor will say"
+    scene.restart()
+    view = scene.run().state.view
+    assert not view(scene.now).exited_unexpectedly, "the same after a kill"
+    assert view(scene.now + 60).exited_unexpectedly
+    scene.push(sender="sup", role="supervisor", events=[AttemptExited(time=0.0, exit_code=1, expected=True)])
+    assert not view(scene.now + 60).exited_unexpectedly
+
+
+def test_what_was_said_of_an_attempt_that_ended_meanwhile_opens_nothing(scene: Scene) -> None:
+    scene.step(1)
+    scene.step(1, attempt=2, sender="trainer-2")
+    found = verdict("scripted_live", "gen", Severity.CRITICAL, 1, 90.0)
+    scene.run().apply_look(Look(attempt=1, verdicts=[found]), scene.now)
+    assert not scene.incidents()
