@@ -79,15 +79,14 @@ def test_nothing_is_lost_or_doubled_when_the_exporter_restarts(connect: Connect,
     assert spool_files(tmp_path) == []
 
 
+@pytest.mark.timeout(60)
 def test_a_hung_exporter_does_not_block_who_logs(connect: Connect, hung_server: str) -> None:
     client = connect(hung_server, post_seconds=0.5)
     for step in range(1, 100):
         client.step(step, {"loss": 1.0})
     # The promise is that these return at all while nothing is answered; how fast is the benchmark's business.
     assert client.status().sent == 0
-    began = time.monotonic()
     assert not client.close(timeout=0.5)
-    assert time.monotonic() - began < 30
 
 
 def test_what_a_hung_exporter_did_not_take_is_on_disk_at_exit(
