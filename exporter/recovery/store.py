@@ -103,10 +103,12 @@ class RecoveryStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # SQLite may have ended the transaction by itself (a full disk does that): the reason must not be lost.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def save(self, recovery: Recovery) -> None:
         """Insert or update. Raises ``sqlite3.IntegrityError`` if the run has another active recovery."""

@@ -120,3 +120,18 @@ def test_a_policy_from_the_configuration_names_the_place_of_a_mistake() -> None:
         msgspec.convert({"deadlines": {"stop_seconds": 0}}, RecoveryPolicy)
     with pytest.raises(msgspec.ValidationError, match="unknown field `moed`"):
         msgspec.convert({"moed": "auto"}, RecoveryPolicy)
+
+
+def test_a_full_disk_is_named_and_the_store_works_again_when_there_is_room(scene: Scene) -> None:
+    found = incident()
+    scene.open(found)
+    scene.store._db.execute("PRAGMA max_page_count = 1")
+
+    def alert_until_it_fails() -> None:
+        for number in range(100):
+            scene.alert(found, starts_at=str(number))
+
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        alert_until_it_fails()
+    scene.store._db.execute("PRAGMA max_page_count = 100000")
+    assert scene.alert(found, starts_at="later").recovery_id is not None
