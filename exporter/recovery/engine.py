@@ -17,10 +17,13 @@ from exporter.protocol import AttemptExited, AttemptStarted, Command, CommandPro
 from exporter.recovery import progress as stages
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
 from exporter.recovery.judging import AlertJudge
-from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough
+from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough, made_anew
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
 from exporter.recovery.store import RecoveryStore
+
+BLIND_SECONDS = 30.0
+"""A longer pause between two ticks means that this process, or its machine, was stopped, or that the clock was set."""
 
 
 class WrongStage(ValueError):
@@ -35,7 +38,8 @@ class RecoveryEngine:
         self._policy = policy
         self._judge = AlertJudge(store, policy)
         self._lock = threading.RLock()
-        self._alive_since: float | None = None
+        self._watching_since: float | None = None
+        self._ticked = 0.0
 
     @property
     def policy(self) -> RecoveryPolicy:
@@ -54,6 +58,7 @@ class RecoveryEngine:
         """
         with self._lock, self._store.transaction():
             self._fail_on_relapse(facts, now)
+            self._lower_target(facts, now)
             if self._policy.trigger == "direct" and self._policy.action_for(incident) is not None:
                 return self._judge.judge(_own_alert(incident), facts, now)
             self._judge.judge_pending(facts, now)
@@ -127,15 +132,19 @@ class RecoveryEngine:
     def tick(self, facts_by_run: Mapping[str, RunFacts], now: float) -> None:
         """Once a second: deadlines, alerts that wait for agreement or cooldown, plans whose incidents are gone."""
         with self._lock, self._store.transaction():
-            if self._alive_since is None:
-                self._alive_since = now
+            if self._watching_since is None:
+                self._watching_since = now
                 self._store.forget_alerts(now)
+            elif not 0.0 <= now - self._ticked <= BLIND_SECONDS:
+                self._watching_since = now
+            self._ticked = now
             for recovery in self._store.all_active():
-                late = stages.overdue(recovery, self._policy.deadlines, self._alive_since, now)
+                late = stages.overdue(recovery, self._policy.deadlines, self._watching_since, now)
                 if late is not None:
                     self._move(recovery, stages.ended(recovery, "failed", late, now), now)
             for facts in facts_by_run.values():
                 self._withdraw(facts, now)
+                self._lower_target(facts, now)
                 self._fail_on_relapse(facts, now)
                 self._judge.judge_pending(facts, now)
 
@@ -206,6 +215,14 @@ class RecoveryEngine:
         else:
             return
         self._move(recovery, stages.ended(recovery, "refused", outcome, now), now)
+
+    def _lower_target(self, facts: RunFacts, now: float) -> None:
+        """A plan that no supervisor has been handed yet never goes back to what is suspected since it was made."""
+        recovery = self._store.active(facts.run_id)
+        if recovery is None or recovery.stage not in ("awaiting_approval", "commanded"):
+            return
+        if recovery.times.command_delivered is None:
+            self._move(recovery, made_anew(recovery, facts, self._policy), now)
 
     def _fail_on_relapse(self, facts: RunFacts, now: float) -> None:
         """The new attempt shows a failure that would itself be worth a recovery: another restart is no answer to it."""

@@ -69,8 +69,11 @@ class OpenIncident:
 
     @property
     def key(self) -> str:
-        """Identity for "one recovery answers one incident": the incident in one attempt."""
-        return f"{self.id}@{self.attempt}"
+        """Identity for "one recovery answers one incident": the incident in one attempt.
+
+        With the time it was opened, for its number starts at 1 again where the journal has forgotten the run.
+        """
+        return f"{self.id}@{self.attempt}@{self.opened_at}"
 
 
 @dataclass(frozen=True, slots=True)

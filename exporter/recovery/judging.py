@@ -13,7 +13,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
-from exporter.recovery.plan import WAITING, Plan, Refusal, counts, describe, evidence_for, incident_data, make_plan
+from exporter.recovery.plan import (
+    WAITING,
+    Plan,
+    Refusal,
+    counts,
+    describe,
+    evidence_for,
+    incident_data,
+    make_plan,
+    with_plan,
+)
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import Decision, Outcome, Recovery, Timeline
 from exporter.recovery.store import RecoveryStore, SeenAlert
@@ -73,14 +83,14 @@ class AlertJudge:
     def _has_moved_on(self, alert: Alert, seen: SeenAlert, facts: RunFacts | None) -> bool:
         """Whether the alert, which never stopped firing, has to be judged afresh.
 
-        It may stand for a failure of a newer attempt: an incident that comes back within one scrape leaves Prometheus
-        no gap, so startsAt stays what it was. Or it was only observed, and the mode is another since.
+        It may stand for a newer incident: one that comes back within one scrape leaves Prometheus no gap, so startsAt
+        stays what it was. Or it was only observed, and the mode is another since.
         """
         incident = _incident_of(alert, facts) if facts is not None and alert.status == "firing" else None
         recovery = self._store.get(seen.recovery_id)
         if incident is None or recovery is None:
             return False
-        newer = incident.attempt > recovery.attempt and incident.key not in recovery.incident_keys
+        newer = incident.attempt >= recovery.attempt and incident.key not in recovery.incident_keys
         return newer or not counts(recovery, self._policy)
 
     def _answer(
@@ -126,16 +136,7 @@ class AlertJudge:
     def _start(self, alert: Alert, facts: RunFacts, plan: Plan, now: float, *, received: float) -> Decision:
         mode = self._policy.mode
         recovery = self._record(alert, facts, plan.evidence, now, received=received)
-        recovery = replace(
-            recovery,
-            action=plan.action,
-            reason=plan.reason,
-            without_target=plan.without_target,
-            onset=plan.onset,
-            not_after_step=plan.not_after_step,
-            planned_target_step=None if plan.target is None else plan.target.step,
-            planned_target_path="" if plan.target is None else plan.target.path,
-        )
+        recovery = with_plan(recovery, plan)
         if mode == "observe":
             outcome = "Observed only: the mode is observe, so nothing is done."
             times = replace(recovery.times, finished=now)
@@ -164,7 +165,7 @@ class AlertJudge:
         recovery = replace(
             recovery,
             stage="refused",
-            refused_by_policy=True,
+            refused_by_policy=self._policy.mode != "observe",
             outcome=f"Refused: {refusal.reason}.",
             times=replace(recovery.times, finished=now),
         )

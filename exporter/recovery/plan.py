@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from exporter.recovery.facts import LIVE_DETECTORS, Checkpoint, OpenIncident, RunFacts
 from exporter.recovery.policy import DAY_SECONDS, Action, RecoveryPolicy
 from exporter.recovery.record import Recovery, spell_numbers
@@ -162,7 +164,7 @@ def _held_back(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) 
 
 def counts(recovery: Recovery, policy: RecoveryPolicy) -> bool:
     """Whether the recovery stands in the way of another: what was only observed does not once the mode is another."""
-    return recovery.stage != "observed" or policy.mode == "observe"
+    return recovery.mode != "observe" or policy.mode == "observe"
 
 
 def spent_at(recovery: Recovery) -> float | None:
@@ -186,6 +188,46 @@ def _plan(action: Action, evidence: tuple[OpenIncident, ...], facts: RunFacts, p
         f"{findings}. No verified checkpoint up to step {limit} is known, so the run is stopped and not started again."
     )
     return Plan("stop", reason, onset, limit, None, True, evidence, candidates)
+
+
+def with_plan(recovery: Recovery, plan: Plan) -> Recovery:
+    """The record with what the plan says is to be done."""
+    return replace(
+        recovery,
+        action=plan.action,
+        reason=plan.reason,
+        without_target=plan.without_target,
+        onset=plan.onset,
+        not_after_step=plan.not_after_step,
+        planned_target_step=None if plan.target is None else plan.target.step,
+        planned_target_path="" if plan.target is None else plan.target.path,
+    )
+
+
+def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Recovery | None:
+    """The record of a rollback that nobody has begun, with an older target; None where the planned one is still sound.
+
+    While a plan waits, an earlier onset may be found, and a further signal may break with one: what looked sound when
+    the plan was made is then after the onset.
+    """
+    if recovery.action != "rollback" or recovery.not_after_step is None or facts.attempt != recovery.attempt:
+        return None
+    evidence = tuple(
+        incident
+        for incident in facts.incidents
+        if incident.attempt == recovery.attempt
+        and (incident.key in recovery.incident_keys or policy.action_for(incident) is not None)
+    )
+    if not evidence or newest_allowed_step(evidence, policy) >= recovery.not_after_step:
+        return None
+    now = {incident.id: incident_data(incident) for incident in evidence}
+    known = [now.pop(data["id"], data) for data in recovery.incidents]
+    new_keys = [incident.key for incident in evidence if incident.key not in recovery.incident_keys]
+    return replace(
+        with_plan(recovery, _plan("rollback", evidence, facts, policy)),
+        incidents=(*known, *now.values()),
+        incident_keys=(*recovery.incident_keys, *new_keys),
+    )
 
 
 def incident_data(incident: OpenIncident) -> dict[str, Any]:

@@ -150,12 +150,14 @@ def _after_unhealthy(recovery: Recovery, attempt: int, step: int, needed: int, n
     )
 
 
-def overdue(recovery: Recovery, deadlines: Deadlines, alive_since: float, now: float) -> str | None:
+def overdue(recovery: Recovery, deadlines: Deadlines, watching_since: float, now: float) -> str | None:
     """The sentence for a stage that has lasted too long, else None.
 
-    Time before ``alive_since`` (the start of this exporter) does not count: the supervisor could not report then.
+    Time before ``watching_since`` does not count: this exporter was down or stopped, and nobody could report to it. A
+    time that lies ahead was written before the clock was set back, and does not count either.
     """
-    since = max(recovery.stage_since, alive_since)
+    moments = (watching_since, recovery.stage_since, recovery.last_healthy_at or 0.0)
+    since = max(at for at in moments if at <= now)
     if recovery.stage == "commanded" and not recovery.progress:
         limit, what = deadlines.command_seconds, "No supervisor has taken the command"
     elif recovery.stage in ("commanded", "stopping"):
@@ -163,7 +165,6 @@ def overdue(recovery: Recovery, deadlines: Deadlines, alive_since: float, now: f
     elif recovery.stage == "starting":
         limit, what = deadlines.start_seconds, "The new attempt has not started"
     elif recovery.stage == "verifying":
-        since = max(since, recovery.last_healthy_at or 0.0)
         limit, what = deadlines.step_seconds, "The new attempt has pushed no healthy step"
     else:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.detectors.base import Severity
 from exporter.protocol import AttemptExited, AttemptStarted, CommandProgress
-from exporter.recovery.engine import RecoveryEngine
+from exporter.recovery.engine import BLIND_SECONDS, RecoveryEngine
 from exporter.recovery.facts import Alert, AttemptFacts, Checkpoint, OpenIncident, RunFacts
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import Decision, Recovery
@@ -100,8 +100,11 @@ class Scene:
         return found
 
     def tick(self, seconds: float = 1.0) -> None:
-        self.now += seconds
-        self.engine.tick({self.facts.run_id: self.facts}, self.now)
+        """Time passes, and the engine is asked so often that it is never blind."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + BLIND_SECONDS / 2)
+            self.engine.tick({self.facts.run_id: self.facts}, self.now)
 
     def report(self, recovery: Recovery, *states: str, target: int | None = None, detail: str = "") -> Recovery:
         for state in states:

@@ -263,3 +263,54 @@ def test_a_report_on_another_command_moves_nothing(scene: Scene) -> None:
     recovery = scene.fail_with(incident())
     scene.engine.on_progress(RUN, CommandProgress(time=0.0, command_id="r0", state="failed"), scene.now)
     assert scene.recovery(recovery.id) == recovery
+
+
+@pytest.mark.parametrize("jump", [50_000.0, -50_000.0])
+def test_a_clock_that_is_set_or_a_machine_that_slept_ends_no_recovery_and_keeps_none_alive(
+    scene: Scene, jump: float
+) -> None:
+    recovery = scene.report(scene.fail_with(incident()), "accepted", "stopping")
+    scene.tick()
+    scene.now += jump
+    scene.tick()
+    assert scene.recovery(recovery.id).stage == "stopping"
+    scene.tick(scene.policy.deadlines.stop_seconds + 1)
+    assert scene.recovery(recovery.id).stage == "failed"
+
+
+@pytest.mark.parametrize("mode", ["approve", "auto"])
+def test_a_plan_that_nobody_has_begun_goes_back_further_when_the_onset_turns_out_to_be_earlier(
+    scene_with: Callable[..., Scene], mode: str
+) -> None:
+    scene = scene_with(mode=mode)
+    recovery = scene.fail_with(incident(onset=50))
+    assert recovery.planned_target_step == 48
+    earlier = incident("surge", "kl", onset=45)
+    scene.open(earlier)
+    scene.engine.on_incident(earlier, scene.facts, scene.now)
+    recovery = scene.recovery(recovery.id)
+    assert (recovery.planned_target_step, recovery.onset, recovery.not_after_step) == (40, 45, 43)
+    assert "Back to step 40" in recovery.reason
+    assert {data["signal"] for data in recovery.incidents} == {"loss", "kl"}
+    scene.facts = replace(scene.facts, incidents=(incident(onset=40), earlier))
+    scene.tick()
+    if mode == "approve":
+        scene.engine.approve(recovery.id, "ada", scene.now)
+    command = scene.engine.pending_command(RUN, scene.now)
+    assert command is not None
+    assert (command.target_step, command.not_after_step) == (20, 20)
+    scene.facts = replace(scene.facts, incidents=(incident(onset=10), earlier))
+    scene.tick()
+    assert scene.engine.pending_command(RUN, scene.now) == command, "what the supervisor has is not changed"
+
+
+def test_a_plan_whose_last_sound_checkpoint_falls_under_suspicion_becomes_a_stop(
+    scene_with: Callable[..., Scene],
+) -> None:
+    scene = scene_with(mode="approve")
+    recovery = scene.fail_with(incident(onset=50))
+    scene.facts = replace(scene.facts, incidents=(incident(onset=5),))
+    scene.tick()
+    recovery = scene.engine.approve(recovery.id, "ada", scene.now)
+    assert (recovery.action, recovery.without_target, recovery.planned_target_step) == ("stop", True, None)
+    assert scene.report(recovery, "accepted", "stopped").stage == "failed"

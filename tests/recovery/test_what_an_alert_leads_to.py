@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from recovery_scene import RUN, Scene, alert_of, incident
 
 from exporter.detectors.base import Severity
@@ -235,6 +236,33 @@ def test_a_spent_budget_refuses_and_tells_a_person(scene_with: Callable[..., Sce
     assert decision.recovery_id is not None
     scene.engine.acknowledge(decision.recovery_id, "ada", scene.now)
     assert not scene.engine.state_of(RUN).failed
+
+
+def test_an_alert_that_never_stopped_firing_counts_for_the_next_incident_of_the_same_attempt(scene: Scene) -> None:
+    found = incident()
+    scene.report(scene.fail_with(found), "failed", detail="no permission")
+    scene.now += 10_000
+    scene.facts = replace(scene.facts, incidents=(incident(id="the next", opened_at=scene.now),))
+    assert scene.alert(found).outcome == "planned"
+
+
+def test_in_observe_mode_a_spent_budget_is_written_down_and_nobody_is_paged(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(mode="observe", budget_per_day=1, cooldown_seconds=0.0)
+    scene.fail_with(incident())
+    second = incident("non_finite", "grad_norm", id="second")
+    scene.open(second)
+    assert "budget of 1" in scene.alert(second).reason
+    assert not scene.engine.state_of(RUN).failed
+    scene.policy = structs.replace(scene.policy, mode="auto")
+    scene.restart()
+    assert scene.alert(second).outcome == "planned", "what was only observed stands in the way of nothing"
+
+
+def test_an_incident_of_a_journal_that_was_lost_does_not_stand_in_the_way_of_its_namesake(scene: Scene) -> None:
+    scene.carry_out(scene.fail_with(incident()))
+    scene.now += 100_000
+    scene.facts = replace(scene.facts, attempt=1, incidents=(incident(opened_at=scene.now),))
+    assert scene.alert(scene.facts.incidents[0], starts_at="2026-03-01T00:00:00Z").outcome == "planned"
 
 
 @pytest.mark.parametrize(
