@@ -66,6 +66,16 @@ def test_alerts_are_routed_to_the_webhook_and_to_people(labels: dict[str, str], 
     assert program("amtool", "config", "routes", "test", config, *pairs).strip() == receivers
 
 
+def test_no_page_waits_for_longer_than_a_second_and_a_webhook_is_soon_repeated() -> None:
+    route = yaml.safe_load((RULES / "alertmanager.yml").read_text())["route"]
+    pages = [r for r in route["routes"] if r.get("matchers") in (['action="rollback"'], ['severity="critical"'])]
+    assert [(r["receiver"], r["group_wait"], r["group_interval"]) for r in pages] == [
+        ("recovery", "0s", "1s"),
+        ("people", "0s", "1s"),
+    ]
+    assert pages[0]["repeat_interval"] == "1m"
+
+
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_every_alert_has_a_summary_a_description_and_a_runbook(name: str) -> None:
     alert = BY_NAME[name]
