@@ -8,6 +8,7 @@ import shutil
 import signal
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ class RelayedStack(Stack):
         for receiver in config["receivers"]:
             for hook in receiver.get("webhook_configs", []):
                 hook["url"] = self.relay.url
+        path.write_text(yaml.safe_dump(config))
+        return child
+
+    def _exporter(self) -> Child:
+        child = super()._exporter()
+        path = self.out / "exporter.yml"
+        config = yaml.safe_load(path.read_text())
+        config["recovery"]["cooldown_seconds"] = 1
         path.write_text(yaml.safe_dump(config))
         return child
 
@@ -116,6 +125,30 @@ def test_steps_of_nan_become_a_page_a_plan_and_a_recovered_run(stack: RelayedSta
     assert times["alert_received"] <= times["command_delivered"] <= times["first_healthy_step"] <= times["succeeded"]
     wait_for("the alert's end is noted", lambda: "alert_resolved" in stack.audit_kinds(run))
     assert len(stack.recoveries(run)) == 1
+
+
+def all_succeeded(stack: RelayedStack, run: FakeRun, count: int) -> bool:
+    return [recovery["stage"] for recovery in stack.recoveries(run)] == ["succeeded"] * count
+
+
+def test_a_second_fault_of_a_recovered_run_pages_again_and_is_recovered_again(stack: RelayedStack) -> None:
+    run = broken_run(stack, "twice-run", 4, 8)
+    pages = []
+    for attempt, target in ((1, 8), (2, 12)):
+        command = run.command(attempt)
+        assert (command.attempt, command.target_step) == (attempt, target)
+        pages.append(wait_for("the page", lambda: stack.alerts_at_alertmanager("VerlNonFinite", run))[0])
+        run.report(attempt, command, "accepted", "stopping", "stopped", "starting", target=target)
+        run.start(attempt + 1, target, command.id)
+        run.report(attempt + 1, command, "started", "succeeded", target=target)
+        run.train(attempt + 1, *range(target + 1, target + 6))
+        wait_for("its success", partial(all_succeeded, stack, run, attempt))
+        if attempt == 1:
+            run.save(2, 12)
+            run.train(2, 14, 15, 16, loss=NAN)
+    first, second = pages
+    assert first["fingerprint"] == second["fingerprint"]
+    assert {recovery["attempt"] for recovery in stack.recoveries(run)} == {1, 2}
 
 
 def test_retries_and_duplicates_of_the_webhook_make_one_recovery(stack: RelayedStack) -> None:
