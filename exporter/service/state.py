@@ -84,6 +84,8 @@ class SenderState:
     phase_at: float = 0.0
     phase_seq: int = 0
     hooks: HooksReported | None = None
+    counts_as: int = 0
+    """The attempt of a trainer that counts its own from 1 again; 0 for every other sender."""
 
 
 @dataclass

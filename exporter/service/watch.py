@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from exporter.detectors.base import Detector, LiveDetector, Severity, StepDetector, StepSample, Verdict
 from exporter.incidents import Change, Incident, IncidentBook, Rules
 from exporter.protocol import (
@@ -93,10 +95,15 @@ class WatchedRun:
     def apply_batch(self, batch: Batch, at: float) -> list[Report]:
         """Change the state by one accepted batch: what began, then what was measured, then what ended."""
         self.reports = []
-        state, attempt = self.state, batch.run.attempt
+        state = self.state
         known = state.senders.get(batch.sender.id)
         stale_beat = known is not None and batch.seq <= known.highest_seq
+        counts_as = self._counts_as(batch, known)
+        if counts_as:
+            batch = replace(batch, run=replace(batch.run, attempt=counts_as))
+        attempt = batch.run.attempt
         sender = state.hear(batch, at)
+        sender.counts_as = counts_as
         for event in batch.events:
             if isinstance(event, AttemptStarted):
                 self._attempt_started(event, attempt, at)
@@ -114,6 +121,17 @@ class WatchedRun:
         for event in batch.events:
             self._other_event(event, sender, attempt, at)
         return self.reports
+
+    def _counts_as(self, batch: Batch, known: SenderState | None) -> int:
+        """The attempt of a trainer that was started by hand, without the supervisor that had counted further; else 0.
+
+        Left at its own number it would be taken for what remains of an old attempt, and nobody would watch it.
+        """
+        if known is not None and known.counts_as:
+            return known.counts_as
+        started = batch.sender.role == "trainer" and any(isinstance(event, RunStarted) for event in batch.events)
+        by_hand = started and not self.state.running and batch.run.attempt < self.state.attempt
+        return self.state.attempt if by_hand else 0
 
     def look(self, now: float) -> list[Verdict]:
         """Ask the live detectors. Changes nothing but their own memory; what they say counts once it is journalled."""

@@ -274,3 +274,26 @@ def test_what_was_said_of_an_attempt_that_ended_meanwhile_opens_nothing(scene: S
     found = verdict("scripted_live", "gen", Severity.CRITICAL, 1, 90.0)
     scene.run().apply_look(Look(attempt=1, verdicts=[found]), scene.now)
     assert not scene.incidents()
+
+
+def test_a_trainer_started_by_hand_after_a_supervised_run_is_watched_though_it_counts_from_one(scene: Scene) -> None:
+    scene.step(9)
+    scene.push(sender="sup", role="supervisor", attempt=2, events=[AttemptStarted(time=0.0, pid=1, resume_step=6)])
+    scene.step(7, attempt=2, sender="trainer-2")
+    scene.push(sender="trainer-0", attempt=1, events=[RunStarted(time=0.0)])
+    scene.step(10, attempt=1, sender="trainer-0")
+    assert scene.run().state.current == 7, "while the newest attempt runs, this is an old one that is late"
+    scene.push(sender="sup", role="supervisor", attempt=2, events=[AttemptExited(time=0.0, exit_code=1)])
+    scene.push(sender="trainer-3", attempt=1, events=[RunStarted(time=0.0)])
+    scene.step(5, attempt=1, sender="trainer-3", grad=500.0)
+    state = scene.run().state
+    assert (state.attempt, state.running, state.current, state.last_push) == (2, True, 5, scene.now)
+    saved = CheckpointSaved(time=0.0, step=5, path="/c/global_step_5", verified=True)
+    scene.push(sender="trainer-3", attempt=1, events=[saved])
+    assert state.checkpoints[-1].attempt == 2
+    assert scene.incidents()["scripted_step"].attempt == 2
+    scene.restart()
+    assert scene.run().state.current == 5
+    scene.step(4, attempt=3, sender="trainer-4")
+    scene.step(6, attempt=1, sender="trainer-3")
+    assert scene.run().state.current == 4, "it is over now, as any older attempt"
