@@ -108,6 +108,8 @@ class RunState:
     attempt: int = 0
     """0 until the first attempt is known to have begun."""
     running: bool = False
+    ended_in_step: int = 0
+    """The step that was in progress when the attempt ended; 0 while it runs."""
     ended_at: float | None = None
     exit_code: int | None = None
     exited_unexpectedly: bool = False
@@ -184,6 +186,7 @@ class RunState:
 
     def set_running(self) -> None:
         self.running = True
+        self.ended_in_step = 0
         self.ended_at = None
         self.exit_code = None
         self.exited_unexpectedly = False
@@ -216,6 +219,7 @@ class RunState:
         self._end(code, at, not event.expected, summary)
 
     def _end(self, code: int | None, at: float, unexpected: bool, summary: str) -> None:
+        self.ended_in_step = self.step_in_progress()
         self.running = False
         self.ended_at = at
         self.exit_code = code
@@ -269,7 +273,7 @@ class RunState:
     def step_in_progress(self) -> int:
         """The step that the trainer works on, as far as it said; else the newest that it logged."""
         reported = [s.phase.step for s in self.senders.values() if s.phase is not None and s.attempt == self.attempt]
-        return max([self.current or 0, *reported])
+        return max([self.current or 0, self.ended_in_step, *reported])
 
     def hooks(self) -> tuple[list[str], dict[str, str]]:
         """Hooks in place and hooks missing (with the reason), over the processes of this attempt."""

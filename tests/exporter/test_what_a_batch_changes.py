@@ -165,6 +165,16 @@ def test_the_supervisor_tells_how_an_attempt_ended(scene: Scene, event: Any, exp
     assert state.ended_at == scene.now
 
 
+def test_the_step_in_which_the_trainer_ended_is_still_known_when_it_is_gone(scene: Scene) -> None:
+    scene.step(25)
+    scene.push(phase=PhaseReport(step=26, open=[OpenPhase(name="gen", seconds=1.0)]))
+    scene.push(events=[RunFinished(time=0.0, exit_code=1)])
+    scene.push(sender="sup", role="supervisor", events=[AttemptExited(time=0.0, exit_code=1)])
+    assert scene.run().state.view(scene.now).step == 26
+    scene.push(sender="trainer-2", attempt=2, events=[RunStarted(time=0.0)])
+    assert scene.run().state.view(scene.now).step == 0
+
+
 def test_without_a_supervisor_verls_own_exit_code_counts_and_with_one_it_does_not(scene: Scene) -> None:
     scene.step(1)
     scene.push(events=[RunFinished(time=0.0, exit_code=1)])
