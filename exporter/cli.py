@@ -3,8 +3,10 @@ needs them, so that ``--help`` and a question to a running exporter do not wait 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
 import sys
 import time
 import urllib.error
@@ -62,7 +64,7 @@ def serve(
 @app.command()
 def runs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List all runs."""
-    answer = ask(url, "/api/v1/runs")
+    answer = ask(url, "/api/v1/runs", "runs")
     rows = [
         (
             run["run_id"],
@@ -85,7 +87,7 @@ def incidents(
     everything: Annotated[bool, typer.Option("--all", help="Resolved ones too.")] = False,
 ) -> None:
     """List incidents, the newest first."""
-    answer = ask(url, "/api/v1/incidents")
+    answer = ask(url, "/api/v1/incidents", "incidents")
     rows = [
         (it["id"], it["severity"], it["state"], str(it["onset"]), ago(it["opened_at"]), it["summary"])
         for it in answer["incidents"]
@@ -99,14 +101,14 @@ def acknowledge(
     incident_id: Annotated[str, typer.Argument(help="Id of the incident.")], url: Url = DEFAULT_URL, who: Who = ""
 ) -> None:
     """Say that a person has seen an incident."""
-    answer = ask(url, "/api/v1/incidents/acknowledge", {"id": incident_id, "who": who or user()})
+    answer = ask(url, "/api/v1/incidents/acknowledge", "state", {"id": incident_id, "who": who or user()})
     typer.echo(f"Incident {answer['id']} is {answer['state']}.")
 
 
 @app.command()
 def audit(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
     """Show the audit log, the newest first."""
-    answer = ask(url, f"/api/v1/audit?limit={limit}")
+    answer = ask(url, f"/api/v1/audit?limit={limit}", "audit")
     rows = [
         (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["at"])), line["run_id"], line["kind"], line["summary"])
         for line in answer["audit"]
@@ -117,7 +119,7 @@ def audit(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -
 @recoveries_app.command("list")
 def recoveries_list(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
     """List recoveries, the newest first."""
-    answer = ask(url, f"/api/v1/recoveries?limit={limit}")
+    answer = ask(url, f"/api/v1/recoveries?limit={limit}", "recoveries")
     rows = [
         (it["id"], it["run_id"], str(it["attempt"]), it["action"], it["stage"], it["outcome"] or it["reason"])
         for it in answer["recoveries"]
@@ -128,7 +130,7 @@ def recoveries_list(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limi
 @recoveries_app.command("show")
 def recoveries_show(recovery_id: RecoveryId, url: Url = DEFAULT_URL) -> None:
     """Show one recovery with its evidence, as JSON."""
-    typer.echo(json.dumps(ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}"), indent=2))
+    typer.echo(json.dumps(ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}", "stage"), indent=2))
 
 
 @recoveries_app.command("approve")
@@ -150,18 +152,24 @@ def recoveries_acknowledge(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who:
 
 
 def decide(url: str, recovery_id: str, decision: str, who: str) -> None:
-    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", {"who": who or user()})
+    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", "stage", {"who": who or user()})
     typer.echo(f"Recovery {answer['id']} of run {answer['run_id']} is {answer['stage'].replace('_', ' ')}.")
 
 
 def user() -> str:
     import getpass
 
-    return getpass.getuser()
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        stop("This user has no name on this machine: say who decides with --who.", 2)
 
 
-def ask(url: str, path: str, content: dict[str, Any] | None = None) -> Any:
-    """GET, or POST ``content`` as JSON; ends the program with a sentence where that fails."""
+def ask(url: str, path: str, part: str, content: dict[str, Any] | None = None) -> Any:
+    """GET, or POST ``content`` as JSON; ends the program with a sentence where that fails.
+
+    ``part`` is a name that the exporter's answer has: without it, something else answers at that address.
+    """
     if not url.startswith(("http://", "https://")):
         stop(f"--url is {url!r}: an address that starts with http:// or https:// is expected.", 2)
     request = urllib.request.Request(url.rstrip("/") + path, headers={"Accept": "application/json"})
@@ -172,28 +180,43 @@ def ask(url: str, path: str, content: dict[str, Any] | None = None) -> Any:
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            return json.load(response)
+        with opener(url).open(request, timeout=TIMEOUT_SECONDS) as response:
+            answer = json.load(response)
     except urllib.error.HTTPError as error:
         try:
             reason = json.load(error)["reason"]
         except (ValueError, KeyError, TypeError):
             reason = f"it answered {error.code} {error.reason}."
         stop(f"The exporter at {url} refused: {reason}", 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error).strip() or type(error).__name__
         stop(f"The exporter at {url} cannot be asked: {reason}. Is it running, and is --url right?", 1)
+    if not isinstance(answer, dict) or part not in answer:
+        stop(f"What answers at {url} is not a verl-sentinel exporter. Is --url right?", 1)
+    return answer
+
+
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """Through the user's proxy, if there is one, but never to this machine itself: the proxy is another one."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    local = host in ("localhost", "::1") or host.startswith("127.")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
 
 
 def operator_token() -> str:
     """From ``VERL_SENTINEL_TOKEN``, or the file that ``VERL_SENTINEL_TOKEN_FILE`` names; empty where neither is set."""
     file = os.environ.get("VERL_SENTINEL_TOKEN_FILE")
     if os.environ.get("VERL_SENTINEL_TOKEN") or not file:
-        return os.environ.get("VERL_SENTINEL_TOKEN", "").strip()
-    try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        stop(f"The token file {file} (VERL_SENTINEL_TOKEN_FILE) cannot be read: {error}.", 2)
+        token, origin = os.environ.get("VERL_SENTINEL_TOKEN", "").strip(), "VERL_SENTINEL_TOKEN"
+    else:
+        origin = f"The token file {file} (VERL_SENTINEL_TOKEN_FILE)"
+        try:
+            token = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            stop(f"{origin} cannot be read: {error}.", 2)
+    if not re.fullmatch(r"[\x21-\x7e]*", token):
+        stop(f"{origin} holds a token with spaces, line ends or characters outside ASCII.", 2)
+    return token
 
 
 def show(answer: Any, as_json: bool, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from exporter.detectors.registry import build_detectors
+from exporter.detectors.registry import NAMES, build_detectors
 from exporter.incidents import Rules
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
@@ -120,6 +120,13 @@ def parse(text: str, file: str) -> Config:
         except ValueError as error:
             line = reader.line_of_setting(f"$.detectors.{name}", str(error))
             raise ConfigError(f"{file}, line {line}: detectors.{name}: {error}.") from None
+    for index, trigger in enumerate(config.recovery.triggers):
+        unknown = next((name for name in trigger.detectors if name not in NAMES), None)
+        if unknown is not None:
+            line = reader.line_of(f"$.recovery.triggers[{index}].detectors")
+            raise ConfigError(
+                f"{file}, line {line}: recovery.triggers: {unknown} is no detector; known here: {', '.join(NAMES)}."
+            )
     return config
 
 
@@ -231,14 +238,16 @@ class _Nodes:
             known = _fields_at(path)
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
-            return ConfigError(f"{self.file}, line {self._line(f'{path}.{key}')}: {key} is not a known setting; {hint}")
+            return ConfigError(
+                f"{self.file}, line {self.line_of(f'{path}.{key}')}: {key} is not a known setting; {hint}"
+            )
         setting = path.removeprefix("$").removeprefix(".")
         kind = _kind_at(path)
         if message.startswith("Invalid enum value") and isinstance(kind, msgspec.inspect.LiteralType):
             message += f": expected {', '.join(map(str, kind.values))}"
         message = message.replace("`", "").replace("object", "a section with settings").removesuffix(".")
         named = f"{setting}: " if setting else ""
-        return ConfigError(f"{self.file}, line {self._line(path, message)}: {named}{message}.")
+        return ConfigError(f"{self.file}, line {self.line_of(path, message)}: {named}{message}.")
 
     def line_of_setting(self, path: str, message: str) -> int:
         """The line of the setting inside ``path`` whose name the message has first, else of ``path``."""
@@ -246,9 +255,9 @@ class _Nodes:
         for key in (key for key in self.lines if key.startswith(f"{path}.")):
             named = re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)
             found.extend([(named.start(), key)] if named else [])
-        return self.lines[min(found)[1]] if found else self._line(path)
+        return self.lines[min(found)[1]] if found else self.line_of(path)
 
-    def _line(self, path: str, message: str = "") -> int:
+    def line_of(self, path: str, message: str = "") -> int:
         """The line of the path, or of the nearest above it; a check of a section names the setting it is about."""
         about = message.split(" ", 1)[0]
         if f"{path}.{about}" in self.lines:

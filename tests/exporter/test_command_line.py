@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from exporter_process import ExporterProcess, running, wait_for
 from exporter_scene import batch
 
+from exporter.cli import user
 from exporter.protocol import AttemptStarted, CheckpointSaved, Step, encode
 
 CONFIG = """
@@ -119,6 +124,52 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
     assert code in (1, 2)
     assert shown.startswith("verl-sentinel: ")
     assert sentence in shown
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "cannot be asked: SSH-2.0-OpenSSH_9.2. Is it running, and is --url right?"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[1]", "is not a verl-sentinel exporter. Is --url right?"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"status": "success"}', "is not a verl-sentinel exporter. Is --url right?"),
+    ],
+)
+def test_whatever_else_answers_at_the_address_is_told_in_a_sentence(reply: bytes, sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        code, shown = cli(None, "runs", VERL_SENTINEL_URL=f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread.join(10)
+    assert code == 1
+    assert sentence in shown
+
+
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(exporter: ExporterProcess) -> None:
+    code, shown = cli(exporter, "runs", token="hunter2\nx")
+    assert (code, "hunter2" in shown) == (2, False)
+    assert "VERL_SENTINEL_TOKEN holds a token with spaces, line ends or characters outside ASCII." in shown
+
+
+def test_a_user_without_a_name_is_asked_for_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    with pytest.raises(typer.Exit):
+        user()
+    assert "say who decides with --who" in capsys.readouterr().err
+
+
+def test_a_proxy_is_not_asked_for_an_exporter_on_this_machine(exporter: ExporterProcess) -> None:
+    nobody = {"http_proxy": "http://127.0.0.1:1", "no_proxy": "", "NO_PROXY": ""}
+    assert cli(exporter, "runs", **nobody)[0] == 0
 
 
 def test_the_token_may_come_from_a_file(exporter: ExporterProcess, tmp_path: Path) -> None:

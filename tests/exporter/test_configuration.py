@@ -25,6 +25,10 @@ WRONG = [
         "recovery:\n  triggers:\n  - detectors: [surge]\n    sverity: warning\n",
         "line 4: sverity is not a known setting; did you mean severity?",
     ),
+    (
+        "recovery:\n  triggers:\n  - detectors: [surge, nan]\n",
+        "line 3: recovery.triggers: nan is no detector; known here: non_finite, surge",
+    ),
     ("tokens:\n  push:\n    - fil: x\n", "line 3: fil is not a known setting; did you mean file?"),
     ("tokens:\n  push:\n    - file: a\n      env: b\n", "line 3: tokens.push[0]: a token has exactly one of file, env"),
     ("limits:\n  runs: 1\n  runs: 2\n", "line 3: runs is set twice, first in line 2."),
