@@ -39,7 +39,12 @@ Exit codes: 0 done, 2 unusable command line, 4 no checkpoint may be restored, 5 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. Every foreseen error is one sentence on standard error."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):  # bytes that the records cannot hold
+            parser.error(f"{word!r} is not UTF-8")
+    parsed = parser.parse_args(words)
     try:
         code: int = parsed.act(parsed)
         return code
@@ -54,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exitcodes.USAGE
     except (StateError, CheckpointError) as error:
         say(str(error))
+        return exitcodes.RUN_NOT_STARTED if parsed.act is command.run else exitcodes.NOT_STARTED
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        say(f"The folder or a file cannot be used: {error.strerror or error}{where}.")
         return exitcodes.RUN_NOT_STARTED if parsed.act is command.run else exitcodes.NOT_STARTED
     except KeyboardInterrupt:
         return 130

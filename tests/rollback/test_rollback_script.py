@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from supervised_run import SCRIPT, Scene, alive, read, until
+from supervised_run import SCRIPT, FakeExporter, Scene, alive, read, until
 
 
 def hanging(scene: Scene) -> list[str]:
@@ -31,6 +31,10 @@ def test_the_same_request_again_starts_nothing_more(scene: Scene) -> None:
     scene.output_has(1, "hanging")
     words = ("--state-dir", str(scene.state), "--request-id", "night-shift-1", "--reason", "hang")
     assert scene.script(*words).returncode == 0
+    done = scene.script(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Attempt 2 was already started for command night-shift-1; nothing is stopped." in done.stdout
+    assert alive(scene.started(2)["pid"])
     target = scene.checkpoints / "global_step_10"
     again = scene.cli(
         "resume", "--state-dir", str(scene.state), "--request-id", "night-shift-1", "--target", str(target)
@@ -52,6 +56,25 @@ def test_with_the_supervisor_dead_it_stops_the_trainer_and_says_how_to_go_on(sce
     assert scene.attempts() == 1
     scene.run(None)
     assert scene.started(2)["from"] == 10
+
+
+def test_what_a_person_recorded_with_the_supervisor_dead_goes_before_the_exporters_command(scene: Scene) -> None:
+    scene.exporter = FakeExporter()
+    gate = scene.folder / "gate.sh"
+    gate.write_text(f"touch {scene.folder}/arrived; sleep 60\n")
+    supervisor = scene.run(hanging(scene), "--rollback-script", str(gate))
+    scene.output_has(1, "hanging")
+    scene.command("c1", reason="hang")
+    until((scene.folder / "arrived").exists, "the script to be run")
+    supervisor.kill()
+    supervisor.wait()
+    done = scene.script("--state-dir", str(scene.state), "--not-after-step", "5", "--reason", "stuck")
+    assert done.returncode == 7, done.stdout + done.stderr
+    scene.run(None)
+    assert scene.started(2)["from"] == 5
+    last = scene.exporter.final("c1")
+    assert (last.state, last.detail) == ("failed", "Meanwhile a person recorded that the run goes on from step 5.")
+    assert scene.attempts() == 2
 
 
 def test_with_the_supervisor_dead_it_starts_a_new_one_when_asked(scene: Scene) -> None:

@@ -132,7 +132,9 @@ class Scene:
             *words,
         ]
 
-    def run(self, trainer: list[str] | None, *options: str, wait: str = "30") -> subprocess.Popen[str]:
+    def run(
+        self, trainer: list[str] | None, *options: str, wait: str = "30", url: bool = True
+    ) -> subprocess.Popen[str]:
         """Start a supervisor; ``trainer`` None goes on with the recorded command."""
         words = [
             sys.executable,
@@ -145,7 +147,8 @@ class Scene:
             "test-run",
         ]
         words += ["--wait-for-command-seconds", wait, "--term-seconds", "2"]
-        words += ["--url", self.exporter.url if self.exporter is not None else "off"]
+        if url:
+            words += ["--url", self.exporter.url if self.exporter is not None else "off"]
         words += [*options, *(["--", *trainer] if trainer is not None else [])]
         log = self.folder / f"supervisor-{len(self.supervisors)}.log"
         with log.open("w") as output:

@@ -7,8 +7,11 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from supervised_run import Scene, until
@@ -120,16 +123,27 @@ def test_a_state_directory_with_a_path_longer_than_a_socket_address_works(tmp_pa
         (["run", "--state-dir", "s"], 71, "There is no run in"),
         (["run", "--", "python", "-m", "x", "--config-name=y"], 2, "give it with --checkpoint-dir"),
         (["run", "--url", "ftp://x", "--state-dir", "s", "--", "true"], 2, "VERL_SENTINEL_URL is 'ftp://x'"),
+        (["run", "--state-dir", "s", "--", "true", b"\xff"], 2, "is not UTF-8"),
         (["run", "--term-seconds", "-1", "--", "true"], 2, "not a number of seconds"),
         (["checkpoints", "verify", "nowhere/global_step_1"], 4, "cannot be opened"),
         (["checkpoints", "choose", "--checkpoint-dir", "."], 4, "no checkpoint in . may be restored"),
         (["checkpoints", "choose", "--checkpoint-dir", ".", "--target-step", "x"], 2, "is not a step"),
     ],
 )
-def test_what_cannot_be_done_is_a_sentence_and_a_code(scene: Scene, words: list[str], code: int, sentence: str) -> None:
+def test_what_cannot_be_done_is_a_sentence_and_a_code(scene: Scene, words: list[Any], code: int, sentence: str) -> None:
     done = scene.cli(*words, XDG_CACHE_HOME=str(scene.folder / "cache"))
     assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_is_gone_is_a_sentence(scene: Scene) -> None:
+    gone = scene.folder / "gone"
+    gone.mkdir()
+    words = f'cd "{gone}" && rmdir "{gone}" && exec "{sys.executable}" -P -m trainer_entry.cli run -- true'
+    words = words if sys.version_info >= (3, 11) else words.replace(" -P", "")
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, env=scene.environ, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (71, 1), done.stderr
+    assert "cannot be used: No such file or directory" in done.stderr
 
 
 def test_checkpoints_are_listed_with_the_reason_for_each_that_is_refused(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -231,3 +232,65 @@ def test_a_stale_tracker_with_nothing_verified_is_refused(scene: Scene) -> None:
 def test_a_first_start_gets_the_users_own_words(scene: Scene) -> None:
     scene.run(scene.trainer("trainer.resume_mode=auto", "+note='a b'"))
     assert scene.started()["argv"] == scene.trainer("trainer.resume_mode=auto", "+note='a b'")[2:]
+
+
+def test_a_hold_outlives_the_same_words_again_and_a_start_that_fails(watched: Scene) -> None:
+    """Words that said "from scratch" before the hold, and come again by somebody's automation, decide nothing."""
+    scratch = paused(watched, "trainer.resume_mode=disable")
+    supervisor = watched.run(scratch, wait="0.5")
+    watched.output_has(1, "hanging")
+    for step in (5, 10, 15):
+        damage_truncate(watched.saved(step))
+    watched.command("c1", reason="hang")
+    assert watched.exporter is not None
+    assert watched.exporter.final("c1").state == "failed"
+    assert watched.ended(supervisor) == 70
+    for words in (scratch, None):
+        assert watched.ended(watched.run(words)) == 70
+        assert "its trainer.resume_mode is no new decision" in watched.said()
+    assert watched.attempts() == 1
+    # A person's new words may start from scratch; when that start fails, the run is still held.
+    assert watched.ended(watched.run(["no-such-program", *scratch[1:]])) == 71
+    assert watched.ended(watched.run(paused(watched))) == 70
+    assert "The run is held" in watched.said()
+    assert len(watched.starts()) == 1
+
+
+def test_a_start_from_scratch_beside_checkpoints_is_said(scene: Scene) -> None:
+    assert scene.ended(scene.run(scene.trainer(steps=6))) == 0
+    assert scene.ended(scene.run(scene.trainer("trainer.resume_mode=disable", steps=6))) == 0
+    assert scene.starts()[1]["from"] == 0
+    assert "starting from scratch, as trainer.resume_mode=disable says, beside the checkpoints in" in scene.said()
+
+
+def test_a_path_that_verl_does_not_look_at_is_no_reason_to_start_from_scratch(scene: Scene) -> None:
+    """In mode auto verl's PPO follows its tracker, whatever resume_from_path says."""
+    words = ("trainer.resume_mode=auto", "trainer.resume_from_path=/elsewhere/global_step_9")
+    assert scene.ended(scene.run(scene.trainer(*words, steps=6))) == 0
+    (scene.checkpoints / "latest_checkpointed_iteration.txt").unlink()
+    scene.run(scene.trainer(*words))
+    assert scene.started(2)["from"] == 5
+
+
+def test_how_the_trainer_was_stopped_is_said_once(watched: Scene) -> None:
+    watched.run(paused(watched))
+    watched.output_has(1, "hanging")
+    watched.command("c1", reason="hang")
+    assert watched.exporter is not None
+    watched.exporter.final("c1")
+    until(lambda: "the trainer was started from" in watched.said(), "the script's last line")
+    assert watched.said().count("The trainer is stopped (") == 1
+
+
+def test_a_command_whose_end_could_not_be_written_down_is_ended_and_not_carried_out_again(watched: Scene) -> None:
+    watched.run(paused(watched))
+    watched.output_has(1, "hanging")
+    watched.command("c1", reason="hang")
+    assert watched.exporter is not None
+    watched.exporter.final("c1")
+    path = watched.state / "commands" / "c1.json"
+    until(lambda: read(path)["state"] == "succeeded", "the record")
+    path.write_text(json.dumps({**read(path), "state": "started"}))  # as a full disk leaves it
+    watched.command("c1", reason="hang")
+    until(lambda: read(path)["state"] == "succeeded", "the end to be written down")
+    assert watched.attempts() == 2

@@ -162,7 +162,19 @@ def test_the_exporters_url_is_remembered_for_a_start_without_a_command_line(watc
         run = read(watched.state / "run.json")
         assert run["url"].endswith(str(url))
         (watched.state / "run.json").write_text(json.dumps({**run, "url": watched_again.url}))
-        assert watched.ended(watched.run(None)) == 0
+        assert watched.ended(watched.run(None, url=False)) == 0
         assert [a for a, _ in watched_again.events("attempt_started")] == [2]
     finally:
         watched_again.close()
+
+
+def test_options_count_without_a_command_line_too(scene: Scene) -> None:
+    scene.exporter = FakeExporter()
+    assert scene.ended(scene.run(scene.trainer(steps=2))) == 0
+    scene.exporter.close()
+    scene.exporter = None
+    assert scene.ended(scene.run(None)) == 0
+    assert "there is no exporter (--url off)" in scene.said()
+    assert scene.ended(scene.run(None, "--checkpoint-dir", "elsewhere")) == 71
+    assert f"not of run test-run with {scene.folder / 'elsewhere'}" in scene.said()
+    assert scene.attempts() == 2

@@ -45,11 +45,19 @@ class Attempt:
         self.directory = state.attempt_dir(request.attempt)
 
     @classmethod
-    def start(cls, state: StateDir, request: AttemptRequest, environ: Mapping[str, str]) -> Attempt:
-        """Start the attempt process and wait until the trainer runs, or is known not to. Raises StateError."""
+    def prepare(cls, state: StateDir, request: AttemptRequest) -> None:
+        """Write down what is to be started. Raises StateError, OSError."""
         directory = state.attempt_dir(request.attempt)
         directory.mkdir(mode=0o700, exist_ok=True)
         write_record(directory / "request.json", request)
+
+    @classmethod
+    def start(cls, state: StateDir, request: AttemptRequest, environ: Mapping[str, str]) -> Attempt:
+        """Start the attempt process and wait until the trainer runs, or is known not to. Call :meth:`prepare` before.
+
+        Raises StateError, OSError.
+        """
+        directory = state.attempt_dir(request.attempt)
         with open(directory / "attempt.log", "ab") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "trainer_entry.supervisor.attempt", str(directory)],

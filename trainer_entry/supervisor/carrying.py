@@ -75,12 +75,14 @@ class Carrying:
     def take(self, command: Command) -> None:
         """The exporter's command; it sends it again until it knows of the end, so the same one is only reported on."""
         known = self._book.get(command.id)
-        if known is not None:
-            if known.final:
-                self._report(known)
+        if known is not None and known.final:
+            self._report(known)
             return
         if self._active is not None:
-            return  # not accepted yet: the exporter sends it again, and it is judged when this one is done
+            return  # it, or another: the exporter sends it again, and it is judged when this one is done
+        if known is not None and known.new_attempt:  # its end could not be written down, on a full disk say
+            self._progress(known, "succeeded", f"Attempt {known.new_attempt} was started for it.")
+            return
         record = CommandRecord(
             id=command.id,
             action=command.action,
@@ -124,7 +126,7 @@ class Carrying:
             return
         if ended.code == exitcodes.NO_CHECKPOINT:
             detail = "No verified checkpoint that may be restored is left; the trainer stays stopped."
-            self._life.update(held=detail, held_not_after=_limit(record))
+            self._life.update(held=detail, held_not_after=_limit(record), held_argv=self._life.run.argv)
         elif ended.code == 0:
             detail = "The rollback script ended without starting the trainer."
         else:
@@ -145,11 +147,17 @@ class Carrying:
         for record in self._book.unfinished():
             attempt = self._life.attempt
             started = attempt is not None and attempt.request.command_id == record.id and attempt.record() is not None
-            if started:
-                done = replace(record, new_attempt=self._life.number)
-                self._progress(done, "succeeded", f"Attempt {self._life.number} was started for it.")
+            target = self._life.run.next_start
+            if started or record.new_attempt:
+                number = record.new_attempt or self._life.number
+                self._progress(
+                    replace(record, new_attempt=number), "succeeded", f"Attempt {number} was started for it."
+                )
             elif record.by_hand:
                 self._fail(record, "The supervisor was killed meanwhile; run the script again.", exitcodes.REFUSED)
+            elif target is not None and target.command_id != record.id:
+                detail = f"Meanwhile a person recorded that the run goes on from step {target.step}."
+                self._fail(record, detail, exitcodes.REFUSED)
             elif self._active is None:
                 self._say(f"going on with command {record.id}, which was {record.state} when the supervisor was killed")
                 self._begin(replace(record, attempt=self._life.number, new_attempt=0, state="accepted"))
@@ -196,11 +204,12 @@ class Carrying:
         self._progress(self._book.get(record.id) or record, "succeeded", "The run is stopped.")
         self.finished = exitcodes.OK
 
-    def _stop(self, record: CommandRecord, clean: float, *, save: bool) -> CommandRecord:
+    def _stop(self, record: CommandRecord, clean: float, *, save: bool, tell: bool = True) -> CommandRecord:
         record = self._progress(record, "stopping", record.reason)
         stopped = self._life.stop(clean=clean, save=save, hurry=self._hurry)
         detail = f"The trainer is stopped ({stopped.stage}, {stopped.seconds:.1f} s)."
-        self._say(detail)
+        if tell:
+            self._say(detail)
         return self._progress(record, "stopped", detail)
 
     def _start(self, target: ResumeTarget, reason: str, depth: str) -> None:
@@ -237,11 +246,20 @@ class Carrying:
         if active is not None and active.id != asked.request_id:
             self._refuse(conversation, f"Command {active.id} is under way; try again when it is done.")
             return
-        record = active or self._book.get(asked.request_id) or self._by_hand(asked, by_hand=True)
+        known = active or (self._book.get(asked.request_id) if asked.request_id else None)
+        if known is not None and known.new_attempt:
+            detail = f"Attempt {known.new_attempt} was already started for command {known.id}; nothing is stopped."
+            conversation.answer(ControlAnswer(detail=detail, state="started", final=True))
+            return
+        if active is None and known is not None and known.attempt != self._life.number:
+            self._refuse(conversation, f"Attempt {self._life.number} was started meanwhile; nothing is done.")
+            return
+        record = known or self._by_hand(asked, by_hand=True)
         limits = self._options.limits
         try:
             clean = clean_seconds(limits, for_rollback=True, reason=asked.reason or record.reason)
-            record = self._stop(record, clean, save=False)
+            # What our own script prints is shown anyway, this answer included.
+            record = self._stop(record, clean, save=False, tell=not asked.instance)
         except StateError as error:
             conversation.answer(ControlAnswer(detail=str(error), final=True, code=exitcodes.NOT_STOPPED))
             return
@@ -278,8 +296,13 @@ class Carrying:
             self._start(target, asked.reason or record.reason, asked.depth)
         except _FAULTS as error:
             conversation.answer(ControlAnswer(detail=str(error), final=True, code=exitcodes.NOT_STARTED))
+            record = replace(
+                record, attempt=self._life.number
+            )  # a start that failed counts as an attempt, but not ours
             if record.by_hand:
                 self._fail(record, str(error), exitcodes.NOT_STARTED)
+            else:
+                self._progress(record, "stopped", str(error))
             return
         record = replace(record, new_attempt=self._life.number)
         detail = f"Attempt {self._life.number} started from step {step}."

@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> int:
     state, given = _identify(parsed, words)
     state.create()
     with state.locked():
-        record = _merge(state, state.read_run(), given, parsed.run_id)
+        record = _merge(state, state.read_run(), given, parsed)
         trainer = overrides.parse(record.argv, usable_cwd(record.cwd))
         configured = configure(record.url, record.run_id, state.path)
         script = parsed.rollback_script or default_script()
@@ -96,15 +96,17 @@ def _identify(parsed: argparse.Namespace, words: list[str]) -> tuple[StateDir, R
     return StateDir(given), record
 
 
-def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, run_id: str | None) -> RunRecord:
+def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, parsed: argparse.Namespace) -> RunRecord:
     """What was stored, with the command line that was given. Raises StateError where they are of two runs."""
     if given is None:
         if stored is None:
             raise StateError(f"There is no run in {state.path} yet; give the trainer's command after '--'.")
-        return replace(stored, url=os.environ.get(settings.URL, "") or stored.url)
+        url = parsed.url if parsed.url is not None else os.environ.get(settings.URL, "") or stored.url
+        root = stored.checkpoint_dir if parsed.checkpoint_dir is None else os.path.abspath(parsed.checkpoint_dir)
+        given = replace(stored, url=url, checkpoint_dir=root, run_id=parsed.run_id or stored.run_id)
     if stored is None:
         return given
-    if stored.checkpoint_dir != given.checkpoint_dir or (run_id and run_id != stored.run_id):
+    if stored.checkpoint_dir != given.checkpoint_dir or (parsed.run_id and parsed.run_id != stored.run_id):
         raise StateError(
             f"The state directory {state.path} is of run {stored.run_id} with checkpoints in {stored.checkpoint_dir}, "
             f"not of run {given.run_id} with {given.checkpoint_dir}; give this run a --state-dir of its own."

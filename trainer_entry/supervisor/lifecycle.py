@@ -95,9 +95,11 @@ class Lifecycle:
         return True
 
     def start(self, start: Start, *, command_id: str = "") -> None:
-        """Start the next attempt. Raises StateError when it did not come up; the attempt then counts as ended."""
-        number = self.run.attempt + 1
-        self.update(attempt=number, next_start=None, held="", held_not_after=None)
+        """Start the next attempt. Raises StateError when it did not come up; the attempt then counts as ended, and what
+        was recorded about the next start (a target, a hold) still holds.
+        """
+        before = self.run
+        number = before.attempt + 1
         request = AttemptRequest(
             attempt=number,
             argv=list(start.argv),
@@ -117,15 +119,29 @@ class Lifecycle:
         }
         try:
             self._state.stop_request_path.unlink(missing_ok=True)
-            attempt = Attempt.start(self._state, request, environ)
-        except OSError as error:
+            # The request first: whoever finds the number finds what was to be started, and from where.
+            Attempt.prepare(self._state, request)
+            self.update(attempt=number, next_start=None, held="", held_not_after=None, held_argv=None)
+            self._come_up(Attempt.start(self._state, request, environ))
+        except (StateError, OSError) as error:
+            if self.run.attempt == number:
+                self.update(
+                    next_start=before.next_start,
+                    held=before.held,
+                    held_not_after=before.held_not_after,
+                    held_argv=before.held_argv,
+                )
+            if isinstance(error, StateError):
+                raise
             raise StateError(f"Attempt {number} cannot be started: {error.strerror}.") from error
+        self._report_start()
+
+    def _come_up(self, attempt: Attempt) -> None:
         self._current(attempt, from_end=False)
         ended = attempt.exit()
         if ended is not None and ended.error:
             self.notice_end(expected=False)
             raise StateError(ended.error)
-        self._report_start()
 
     def watch(self) -> ExitRecord | None:
         """Look whether the attempt has ended; its record once, when that is noticed, else None."""
@@ -145,10 +161,11 @@ class Lifecycle:
         if self.ended is None and self.attempt.exit() is None:
             self.update(told_to_stop=self.attempt.number)
         stopped = stop(self._state, self.attempt, self._limits, clean=clean, save=save, say=self._say, hurry=hurry)
-        if self.ended is None:
+        # The trainer itself may be among the survivors (stuck in a driver); then there is no end to tell yet.
+        if self.ended is None and self.attempt.exit() is not None:
             self.notice_end(expected=self.run.told_to_stop >= self.attempt.number)
-        if stopped.survivors:
-            pids = ", ".join(str(pid) for pid in stopped.survivors)
+        if stopped.survivors or self.ended is None:
+            pids = ", ".join(str(pid) for pid in stopped.survivors) or "the attempt process"
             raise StateError(f"Processes of attempt {self.attempt.number} could not be ended: {pids}.")
         return stopped
 

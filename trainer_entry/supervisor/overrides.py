@@ -44,8 +44,7 @@ class TrainerCommand:
     @property
     def names(self) -> tuple[str, str]:
         """verl's project and experiment name."""
-        sft = any("sft" in word for word in self.argv[1:4])
-        project, experiment = _SFT_NAMES if sft else _PPO_NAMES
+        project, experiment = _SFT_NAMES if self._is_sft else _PPO_NAMES
         return self.override("trainer.project_name") or project, self.override("trainer.experiment_name") or experiment
 
     def checkpoint_dir(self, environ: Mapping[str, str]) -> str:
@@ -74,9 +73,17 @@ class TrainerCommand:
 
     @property
     def resume_path(self) -> str | None:
-        """The absolute path that the user wants to resume from, if any."""
+        """The absolute path that the user wants to resume from, if any. verl's PPO looks at it in mode ``resume_path``
+        only; in mode ``auto`` it follows its tracker, whatever path is given.
+        """
+        if self.resume_mode != "resume_path" and not self._is_sft:
+            return None
         value = self.override("trainer.resume_from_path")
         return os.path.abspath(os.path.join(self.cwd, value)) if value else None
+
+    @property
+    def _is_sft(self) -> bool:
+        return any("sft" in word for word in self.argv[1:4])
 
     def resuming_from(self, directory: str) -> tuple[str, ...]:
         """The words with a resume from ``directory``, in place of whatever resume overrides were there."""

@@ -7,6 +7,7 @@ happen in silence to a run that has checkpoints, nor may it resume by itself fro
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,12 +37,13 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
 
     Raises NothingToStartFrom, CheckpointError.
     """
+    there = dict(checkpoints.step_directories(root))
     if command.resume_mode == "disable":
-        return Start(command.argv, 0)
+        note = f"starting from scratch, as trainer.resume_mode=disable says, beside the checkpoints in {root}"
+        return Start(command.argv, 0, note=note if there else "")
     if command.resume_path is not None:
         return Start(command.argv, checkpoints.step_of(command.resume_path), command.resume_path)
     step = checkpoints.tracker_step(root)
-    there = dict(checkpoints.step_directories(root))
     if step is None:
         if not there:
             return Start(command.argv, None)
@@ -59,16 +61,21 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
     return Start(start.argv, start.resume_step, start.resume_path, f"{why}; resuming from step {start.resume_step}")
 
 
-def held_start(command: TrainerCommand, root: str, held: str, not_after_step: int | None) -> Start:
-    """A start of a run that is held: only from a checkpoint that verifies by now, or from where the user's words say.
+def held_start(
+    command: TrainerCommand, root: str, held: str, not_after_step: int | None, held_argv: Sequence[str] | None
+) -> Start:
+    """A start of a run that is held: only from a checkpoint that verifies by now, or from where a person's words say.
 
+    ``held_argv`` are the words that it was held under: given again, by somebody's automation say, they decide nothing.
     Raises NothingToStartFrom, CheckpointError.
     """
-    if command.resume_mode in ("disable", "resume_path"):
+    says_where = command.resume_mode in ("disable", "resume_path")
+    if says_where and list(command.argv) != list(held_argv or ()):
         return plain_start(command, root)
     choice = checkpoints.newest_verified(root, not_after_step)
     if choice.chosen is None:
-        raise NothingToStartFrom(f"The run is held: {held} {explain_none(choice)} {WAY_OUT}")
+        way_out = SAME_WORDS if says_where else WAY_OUT
+        raise NothingToStartFrom(f"The run is held: {held} {explain_none(choice)} {way_out}")
     leave_behind(root, choice.chosen.step, held)
     start = _resume(command, choice.chosen)
     return Start(
@@ -120,6 +127,11 @@ def explain_none(choice: Choice) -> str:
 WAY_OUT = (
     "Put a good checkpoint back, or say where to start: trainer.resume_mode=resume_path trainer.resume_from_path=…, "
     "or trainer.resume_mode=disable to start from scratch."
+)
+
+SAME_WORDS = (
+    "The command is the one that it was held under, so its trainer.resume_mode is no new decision. Put a good "
+    "checkpoint back, or start it as a run of its own, with another --state-dir."
 )
 
 

@@ -42,7 +42,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     that the exporter was told of, and ``told_to_stop`` the latest that ended because somebody asked.
 
     ``held`` is a sentence while nothing may start without a person's word; ``held_not_after`` is the newest step that
-    may still be restored then.
+    may still be restored then, and ``held_argv`` the words it was held under, which are nobody's new decision.
     """
 
     run_id: str
@@ -59,6 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_start: ResumeTarget | None = None
     held: str = ""
     held_not_after: int | None = None
+    held_argv: list[str] | None = None
 
 
 class AttemptRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ class Supervisor:
     def _plain_start(self) -> None:
         run = self._life.run
         if run.held:
-            start = starting.held_start(self._command, run.checkpoint_dir, run.held, run.held_not_after)
+            start = starting.held_start(self._command, run.checkpoint_dir, run.held, run.held_not_after, run.held_argv)
         else:
             start = starting.plain_start(self._command, run.checkpoint_dir)
         if start.note:
