@@ -81,7 +81,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
     url = environ[URL].strip().rstrip("/")
     try:
         parts = urlsplit(url)
+        if "@" in parts.netloc:  # and no word of it is repeated
+            raise SettingsError(f"{URL} holds a user name or password; give a token in {TOKEN_FILE} instead.")
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except SettingsError:
+        raise
     except ValueError:
         usable = False
     if not usable:
@@ -92,7 +96,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
             f"{RUN_ID} is {run_id!r}; expected up to 128 letters, digits, '.', '_' or '-', the first a letter or digit."
         )
     attempt_text = environ.get(ATTEMPT, "").strip() or "1"
-    if not attempt_text.isdecimal() or not 1 <= int(attempt_text) <= 1_000_000:
+    if not attempt_text.isdecimal() or len(attempt_text) > 7 or not 1 <= int(attempt_text) <= 1_000_000:
         raise SettingsError(f"{ATTEMPT} is {attempt_text!r}; expected a whole number from 1.")
     token_file = environ.get(TOKEN_FILE, "").strip()
     state_dir = environ.get(STATE_DIR, "").strip()

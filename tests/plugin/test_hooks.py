@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +128,17 @@ def test_logging_what_is_no_mapping_is_verls_business_and_told_once(
         assert tracking.log(data, 1) == "logged"
     assert len([sentence for sentence in told if "step_metrics" in sentence]) == 1
     assert runtime.failures["step_metrics"] == 3
+
+
+def test_a_failure_of_ours_that_nobody_can_be_told_of_stays_away_from_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stderr", gone)
+    runtime = Runtime(Settings(url="http://127.0.0.1:9", run_id="run", state_dir=tmp_path), "0.9.1")
+    assert runtime.guarded("step_metrics", lambda: 1 / 0) is None
+    assert runtime.failures == {"step_metrics": 1}
 
 
 def test_verls_own_errors_pass_unchanged(runtime: Runtime) -> None:

@@ -16,7 +16,7 @@ from trainer_entry.plugin.hooks.base import Hook
 from trainer_entry.plugin.post_import import PostImport
 from trainer_entry.plugin.runtime import Runtime
 from trainer_entry.plugin.wrapping import Target, marks, wrap
-from trainer_entry.settings import Settings
+from trainer_entry.settings import Settings, SettingsError, read_settings
 
 _LOADED = """
 import sys
@@ -66,6 +66,7 @@ def test_asked_for_it_waits_for_verl_and_imports_no_part_of_it() -> None:
         ("VERL_SENTINEL_URL", "ftp://host"),
         ("VERL_SENTINEL_URL", "http://host:99999"),
         ("VERL_SENTINEL_ATTEMPT", "two"),
+        ("VERL_SENTINEL_ATTEMPT", "1" * 5000),
         ("VERL_SENTINEL_RUN_ID", "a/../b"),
     ],
 )
@@ -81,6 +82,13 @@ def test_a_wrong_variable_is_told_with_its_value_and_the_trainer_goes_on(name: s
     assert name in done.stderr
     assert repr(value) in done.stderr
     assert "not watched" in done.stderr
+
+
+def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
+    for url in ("http://user:hunter2@host:9464", "http://hunter2@host", "ftp://user:hunter2@host"):
+        with pytest.raises(SettingsError, match="VERL_SENTINEL_URL holds a user name or password") as raised:
+            read_settings({"VERL_SENTINEL_URL": url})
+        assert "hunter2" not in str(raised.value)
 
 
 @pytest.fixture

@@ -106,6 +106,20 @@ def test_an_object_that_raises_when_read_loses_only_itself(receiver: Receiver, c
     assert receiver.steps()[0].metrics == {"good": 1.0}
 
 
+def test_text_that_is_no_unicode_loses_only_itself(receiver: Receiver, connect: Connect) -> None:
+    told: list[str] = []
+    client = connect(receiver.url, report=told.append)
+    client.step(1, {"bad \udcff": 1.0, "good": 2.0})
+    client.event(RunStarted(time=1.0, config={"path": "/data/\udcff"}))
+    client.event(RunStarted(time=2.0, config={"path": "/data"}))
+    client.step(2, {"good": 3.0})
+    assert client.flush(10)
+    assert [step.metrics for step in receiver.steps()] == [{"bad ?": 1.0, "good": 2.0}, {"good": 3.0}]
+    assert [event.time for batch in receiver.batches for event in batch.events] == [2.0]
+    assert client.status().dropped == 1
+    assert len(told) == 1
+
+
 def test_events_keep_their_place_between_steps(receiver: Receiver, connect: Connect) -> None:
     client = connect(receiver.url)
     client.event(RunStarted(time=1.0, config={"a.b": 1}))

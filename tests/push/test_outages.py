@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -214,3 +215,28 @@ def test_without_a_disk_batches_wait_in_memory_and_that_is_told(connect: Connect
     assert not client.flush(2)
     assert client.status().waiting
     assert any("stay in memory" in sentence for sentence in told)
+
+
+def test_nobody_to_tell_does_not_end_the_sending(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that is gone: the sentence is lost, and nothing else."""
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stderr", gone)
+    with Receiver() as receiver:
+        receiver.answer = lambda batch: refusal(500)
+        client = connect(receiver.url, report=None)
+        client.step(1, {"loss": 1.0})
+        assert not client.flush(10)
+        receiver.answer = None
+        assert client.flush(10)
+        assert [step.step for step in receiver.steps()] == [1]
+
+
+@pytest.mark.parametrize("token", ["two\nlines-secret", "a\u201csecret", "with secret"])
+def test_a_token_that_no_header_can_carry_is_told_without_the_token(connect: Connect, token: str) -> None:
+    told: list[str] = []
+    with Receiver() as receiver:
+        client = connect(receiver.url, token=token, report=told.append)
+        client.step(1, {"loss": 1.0})
+        assert not client.flush(10)
+    assert [("token" in sentence, "secret" in sentence) for sentence in told] == [(True, False)]

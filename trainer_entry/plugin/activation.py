@@ -8,6 +8,7 @@ process), exist in its source and be awaited.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 import sys
@@ -158,4 +159,5 @@ def parse_version(text: str) -> Version:
 
 
 def _say(sentence: str) -> None:
-    print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # closed, or a terminal that is gone
+        print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ SFT's logging rank) is the trainer; one that serves rollout requests is a worker
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -164,4 +165,5 @@ def now() -> float:
 
 
 def _to_stderr(sentence: str) -> None:
-    print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # closed, or a terminal that is gone
+        print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)

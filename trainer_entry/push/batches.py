@@ -55,6 +55,8 @@ class BatchWriter:
 
     def __init__(self, sender: Sender) -> None:
         self.sender = sender
+        self.lost = 0
+        """Items that no message can hold (text that is not Unicode, say), which were left out."""
         self._seq = 0
 
     def items(self, run: Run, items: Sequence[Item], *, now: float) -> Iterable[bytes]:
@@ -67,10 +69,10 @@ class BatchWriter:
             else:
                 events.append(item)
             if len(steps) >= MAX_STEPS or len(events) >= MAX_EVENTS:
-                yield self._encode(run, now, steps=steps, events=events)
+                yield from self._together(run, now, steps, events)
                 steps, events = [], []
         if steps or events:
-            yield self._encode(run, now, steps=steps, events=events)
+            yield from self._together(run, now, steps, events)
 
     def heartbeat(
         self,
@@ -83,6 +85,21 @@ class BatchWriter:
     ) -> bytes:
         """Encode what is only true now, and is not kept for later."""
         return self._encode(run, now, phase=phase, rollout=rollout, gpus=list(gpus))
+
+    def _together(self, run: Run, now: float, steps: list[Step], events: list[Event]) -> list[bytes]:
+        """One batch; where something in it cannot be encoded, one for each of the others, in the same order."""
+        try:
+            return [self._encode(run, now, steps=steps, events=events)]
+        except (ValueError, TypeError, OverflowError):
+            parts: list[dict[str, Any]] = [{"steps": [step]} for step in steps]
+            parts += [{"events": [event]} for event in events]
+        found = []
+        for part in parts:
+            try:
+                found.append(self._encode(run, now, **part))
+            except (ValueError, TypeError, OverflowError):
+                self.lost += 1
+        return found
 
     def _encode(self, run: Run, now: float, **parts: Any) -> bytes:
         self._seq += 1
@@ -101,13 +118,12 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, Number]:
     for key, value in metrics.items():
         if len(found) >= MAX_METRICS:
             break
-        if type(value) is float:
-            found[str(key)[:MAX_KEY_LENGTH]] = value
-            continue
         if value is None or isinstance(value, (str, bytes, list, tuple, dict, set)):
             continue
         try:
-            found[str(key)[:MAX_KEY_LENGTH]] = float(value)
+            number = value if type(value) is float else float(value)
+            name = str(key)[:MAX_KEY_LENGTH]
+            found[name if name.isascii() else name.encode("utf-8", "replace").decode()] = number
         except Exception:  # noqa: BLE001 - any object may be logged as a metric; one without a number is left out
             continue
     return found

@@ -9,6 +9,7 @@ outlives it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import random
 import sys
@@ -170,7 +171,8 @@ class PushClient:
         """Counters for a test or a person."""
         with self._outbox_lock:
             waiting = not self._queue.empty() or (not self._closed and not self._outbox.empty)
-            return PushStatus(self._sent, self._refused, self._outbox.dropped, self._overflowed, waiting)
+            dropped = self._outbox.dropped + self._writer.lost
+            return PushStatus(self._sent, self._refused, dropped, self._overflowed, waiting)
 
     # The rest runs on the push thread, but for what close() does under the outbox lock.
 
@@ -254,6 +256,8 @@ class PushClient:
         for run, items in groups:
             for payload in self._writer.items(run, items, now=self._now()):
                 self._outbox.append(payload)
+        if self._writer.lost:
+            self._warn("lost", "something handed over cannot be written as a message (text that is no Unicode?)")
 
     def _drain(self) -> bool:
         """Send from the outbox until it is empty (True) or a batch must wait (False)."""
@@ -306,9 +310,7 @@ class PushClient:
         self._failures += 1
         if reply.verdict == "unauthorized":
             delay = UNAUTHORIZED_SECONDS
-            self._warn(
-                "unauthorized", f"the exporter refused the token ({reply.detail}); batches wait until it is right"
-            )
+            self._warn("unauthorized", f"the token is not accepted ({reply.detail}); batches wait until it is right")
         elif reply.verdict == "unreachable":
             self._warn("unreachable", f"no answer from {self._transport.url} ({reply.detail}); batches wait on disk")
         else:
@@ -365,4 +367,5 @@ os.register_at_fork(after_in_child=_silence_clients_in_child)
 
 
 def _to_stderr(sentence: str) -> None:
-    print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # closed, or a terminal that is gone
+        print(f"verl-sentinel: {sentence}", file=sys.stderr, flush=True)

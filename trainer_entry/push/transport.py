@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Command, ErrorAnswer, Pu
 Verdict = Literal["accepted", "refused", "unauthorized", "later", "unreachable"]
 
 _Answer = TypeVar("_Answer", PushAnswer, ErrorAnswer)
+
+_TOKEN = re.compile(r"[!-~]+")
 
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_RETRY_AFTER_SECONDS = 60.0
@@ -59,11 +62,15 @@ class Transport:
 
     def post(self, payload: bytes, *, timeout: float | None = None) -> Reply:
         """Send one encoded batch. Never raises for anything that the network or the other side does."""
+        token = self._bearer()
+        if token and not _TOKEN.fullmatch(token):
+            # http.client would say so too, with the token in the sentence.
+            return Reply("unauthorized", detail="it is not one word of visible ASCII characters, so it cannot be sent")
         limit = self._timeout if timeout is None else max(0.05, min(timeout, self._timeout))
         for attempt in (1, 2):
             reused = self._connection is not None
             try:
-                return self._exchange(payload, limit)
+                return self._exchange(payload, token, limit)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 self.close()
                 # A server may close an idle connection at any time; only a fresh one that breaks says something.
@@ -80,7 +87,7 @@ class Transport:
             self._connection.close()
             self._connection = None
 
-    def _exchange(self, payload: bytes, limit: float) -> Reply:
+    def _exchange(self, payload: bytes, token: str, limit: float) -> Reply:
         connection = self._connection
         if connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -88,7 +95,6 @@ class Transport:
         elif connection.sock is not None:
             connection.sock.settimeout(limit)
         headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, "User-Agent": "verl-sentinel"}
-        token = self._bearer()
         if token:
             headers["Authorization"] = f"Bearer {token}"
         connection.request("POST", self._path, body=payload, headers=headers)
