@@ -2,7 +2,8 @@
 
 Processes on this machine inherit the environment; Ray workers on other nodes get only what ``ray.init`` is told. So
 ``ray.init`` is wrapped for the time of the run: verl prints its own arguments for it, and a token must not be in that
-line.
+line. Ray in turn writes what it is told into its logs, which others on the machine may read, so the token is told only
+where a cluster is joined: a cluster that is started here inherits it. Several nodes are better given a token file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from trainer_entry.settings import DEFAULT_URL, STATE_DIR, URL, VARIABLES, asked_for, read_settings
+from trainer_entry.settings import DEFAULT_URL, STATE_DIR, TOKEN, URL, VARIABLES, asked_for, read_settings
 
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN = "trainer_entry.plugin"
@@ -75,6 +76,8 @@ def handed_on_by_ray(environ: Mapping[str, str]) -> Iterator[None]:
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         variables = to_hand_on(environ)
+        if TOKEN in variables and _starts_a_cluster(args, kwargs):
+            del variables[TOKEN]
         if variables:
             given = dict(kwargs.get("runtime_env") or {})
             given["env_vars"] = {**variables, **(given.get("env_vars") or {})}
@@ -86,6 +89,17 @@ def handed_on_by_ray(environ: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         ray.init = original
+
+
+def _starts_a_cluster(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``ray.init`` with these arguments would start a cluster of this process's own; False if not known."""
+    try:
+        from ray._private import services
+
+        address = kwargs.get("address", args[0] if args else None)
+        return services.canonicalize_bootstrap_address(address, kwargs.get("_temp_dir")) is None
+    except Exception:  # noqa: BLE001 - a part of Ray that is not public: where it changed, workers still get the token
+        return False
 
 
 def _needs_external_module() -> bool:

@@ -104,6 +104,29 @@ def test_workers_on_other_nodes_get_the_variables_and_the_users_own_win(initiali
     assert ray.init is original
 
 
+def test_a_cluster_that_is_started_here_inherits_the_token_and_rays_logs_are_not_given_it() -> None:
+    """Whether one is started is what the real Ray says."""
+    asked = {"VERL_SENTINEL_URL": "http://h", "VERL_SENTINEL_TOKEN": "t"}
+    own = initialized_by(asked, "ray.init(address='local')")
+    assert own == {"VERL_SENTINEL_URL": "http://h"}
+    joined = initialized_by(asked, "ray.init(address='127.0.0.1:6379')")
+    assert joined == {"VERL_SENTINEL_URL": "http://h", "VERL_SENTINEL_TOKEN": "t"}
+
+
+def initialized_by(environ: dict[str, str], call: str) -> dict[str, str]:
+    """The variables that the real ray.init is called with; it is not run."""
+    code = f"""
+import json, sys, ray
+from trainer_entry.handing_on import handed_on_by_ray
+ray.init = lambda *args, **kwargs: print(json.dumps(kwargs["runtime_env"]["env_vars"]))
+with handed_on_by_ray(json.loads(sys.argv[1])):
+    {call}
+"""
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(environ)], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
 def test_what_ray_job_submit_brought_is_not_given_twice() -> None:
     job = {"runtime_env": {"env_vars": {"VERL_SENTINEL_URL": "http://h"}}}
     environ = {
