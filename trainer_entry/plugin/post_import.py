@@ -7,6 +7,7 @@ would cost each of them seconds. Used by :mod:`trainer_entry.plugin.activation`.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -25,6 +26,7 @@ class PostImport(MetaPathFinder):
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._waiting: dict[str, list[Action]] = {}
         self._on_error = on_error
+        self._asking: set[tuple[int, str]] = set()
 
     def when_imported(self, name: str, action: Action) -> None:
         """Call ``action(module)`` once ``name`` is imported: now if it already is, else right after its import."""
@@ -49,8 +51,17 @@ class PostImport(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec that another finder gives, with a loader that runs the actions; None for all other modules."""
-        if fullname not in self._waiting:
+        # Another finder of this kind that waits for the same module asks us again from within our own question.
+        question = (threading.get_ident(), fullname)
+        if fullname not in self._waiting or question in self._asking:
             return None
+        self._asking.add(question)
+        try:
+            return self._found(fullname, path, target)
+        finally:
+            self._asking.discard(question)
+
+    def _found(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
             if finder is self or find is None:
