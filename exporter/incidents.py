@@ -146,7 +146,7 @@ class IncidentBook:
         for incident in self._open.values():
             if incident.kind != "live" or incident.key in alerting:
                 continue
-            if incident.clear_since is None or self._live_is_over(incident, at):
+            if incident.clear_since is None or incident.clear_since > at or self._live_is_over(incident, at):
                 return True
         return False
 
@@ -155,7 +155,8 @@ class IncidentBook:
         changes = self._take_in(verdicts, "live", attempt, at)
         said = {(v.detector, v.signal) for v in verdicts if v.severity > Severity.INFO}
         for incident in [i for i in self._open.values() if i.kind == "live" and i.key not in said]:
-            since = at if incident.clear_since is None else incident.clear_since
+            # A time that lies ahead was noted before the clock was set back.
+            since = at if incident.clear_since is None else min(incident.clear_since, at)
             clear = self._open[incident.key] = msgspec.structs.replace(incident, clear_since=since)
             if self._live_is_over(clear, at):
                 quiet = at - since

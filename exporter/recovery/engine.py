@@ -142,10 +142,12 @@ class RecoveryEngine:
                 late = stages.overdue(recovery, self._policy.deadlines, self._watching_since, now)
                 if late is not None:
                     self._move(recovery, stages.ended(recovery, "failed", late, now), now)
+            under_way = {recovery.run_id for recovery in self._store.all_active()}
             for facts in facts_by_run.values():
-                self._withdraw(facts, now)
-                self._lower_target(facts, now)
-                self._fail_on_relapse(facts, now)
+                if facts.run_id in under_way:
+                    self._withdraw(facts, now)
+                    self._lower_target(facts, now)
+                    self._fail_on_relapse(facts, now)
                 self._judge.judge_pending(facts, now)
 
     def recoveries(self, limit: int = 100) -> list[Recovery]:

@@ -153,7 +153,8 @@ def _held_back(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) 
     """Cooldown, then budget."""
     relevant = [r for r in history if counts(r, policy)]
     for recovery in relevant:
-        if recovery.times.finished is not None and now - recovery.times.finished < policy.cooldown_seconds:
+        # An end that lies further ahead than the cooldown is long was written before the clock was set back.
+        if recovery.times.finished is not None and abs(now - recovery.times.finished) < policy.cooldown_seconds:
             left = recovery.times.finished + policy.cooldown_seconds - now
             return Refusal("cooldown", f"recovery {recovery.id} has ended, and {left:.0f} s of the cooldown are left")
     spent = [at for r in relevant if (at := spent_at(r)) is not None and now - at < DAY_SECONDS]

@@ -15,7 +15,7 @@ from exporter.incidents import Change
 from exporter.protocol import Command, CommandProgress
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.facts import RunFacts
-from exporter.recovery.record import Recovery, RunState
+from exporter.recovery.record import RunState
 from exporter.service.entries import Mark
 from exporter.service.watch import AttemptReport, Report, StepDone, WatchedRun, open_incident
 
@@ -112,12 +112,19 @@ class RecoveryLink:
             theirs = [i.id for i in incidents if i.state != "mitigating" and open_incident(i).key in keys]
             return [Mark(action="mitigate", incidents=theirs, who=active.id)] if theirs else []
         marks = []
-        left = [i.id for i in incidents if i.state == "mitigating" and self._stage(i.recovery_id) != "succeeded"]
+        stages = {i.id: self._stage(i.recovery_id) for i in incidents if i.state == "mitigating"}
+        left = [incident_id for incident_id, stage in stages.items() if stage != "succeeded"]
         if left:
             marks.append(Mark(action="give_back", incidents=left))
-        if last is not None and last.stage == "succeeded":
-            marks.extend(_resolved_by(last, run))
-        return marks
+        won: dict[str, list[str]] = {}
+        finished = (last.times.finished or 0.0) if last is not None and last.stage == "succeeded" else -1.0
+        for i in incidents:
+            if stages.get(i.id) == "succeeded":
+                # By its own recovery, which need not be the last: the next one may have begun within the second.
+                won.setdefault(i.recovery_id, []).append(i.id)
+            elif last is not None and i.id not in stages and i.attempt < run.state.attempt and i.updated_at <= finished:
+                won.setdefault(last.id, []).append(i.id)
+        return [*marks, *(_recovered(recovery_id, theirs) for recovery_id, theirs in won.items())]
 
     def _stage(self, recovery_id: str) -> str:
         try:
@@ -132,13 +139,6 @@ class RecoveryLink:
         log.error("%s What the engine has to hear waits until it can.", self.error)
 
 
-def _resolved_by(recovery: Recovery, run: WatchedRun) -> list[Mark]:
-    finished = recovery.times.finished or 0.0
-    over = [
-        i.id
-        for i in run.book
-        if (i.state == "mitigating" and i.recovery_id == recovery.id)
-        or (i.attempt < run.state.attempt and i.updated_at <= finished)
-    ]
-    reason = f"recovery {recovery.id} succeeded"
-    return [Mark(action="recovered", incidents=over, who=recovery.id, reason=reason)] if over else []
+def _recovered(recovery_id: str, incidents: list[str]) -> Mark:
+    reason = f"recovery {recovery_id} succeeded"
+    return Mark(action="recovered", incidents=incidents, who=recovery_id, reason=reason)

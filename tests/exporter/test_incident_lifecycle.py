@@ -218,3 +218,13 @@ def test_a_restart_at_the_end_of_any_history_finds_the_same_incidents(
     scene.restart()
     assert state() == before
     scene.close()
+
+
+def test_a_clock_that_was_set_back_keeps_no_live_incident_open() -> None:
+    it = book(resolve_after_seconds=30.0)
+    it.observe_live([verdict("hang", "gen", Severity.CRITICAL, 1, 9.0)], attempt=1, at=10_000.0)
+    it.observe_live([], attempt=1, at=10_001.0)
+    assert it.live_would_change([], attempt=1, at=5_000.0)
+    it.observe_live([], attempt=1, at=5_000.0)
+    assert it.live_would_change([], attempt=1, at=5_031.0)
+    assert [change.what for change in it.observe_live([], attempt=1, at=5_031.0)] == ["resolved"]

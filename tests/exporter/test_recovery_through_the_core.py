@@ -6,10 +6,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from exporter_scene import Scene
 
-from exporter.protocol import AttemptExited, AttemptStarted, CheckpointSaved, CommandProgress
+from exporter.protocol import AttemptExited, AttemptStarted, CheckpointSaved, CommandProgress, OpenPhase, PhaseReport
 from exporter.recovery.facts import Alert
 from exporter.recovery.policy import RecoveryPolicy, Trigger
 
@@ -182,3 +183,27 @@ def test_an_alert_for_a_run_that_is_not_known_is_answered_not_lost(auto: Scene) 
     decision = auto.core.alert(Alert("f2", "2026-01-01T00:00:00Z", "firing", labels), auto.now)
     assert decision.outcome == "refused"
     assert "not known" in decision.reason
+
+
+def test_an_incident_is_resolved_by_its_own_recovery_also_when_the_next_one_began_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, policy=msgspec.structs.replace(POLICY, trigger="direct", cooldown_seconds=0.0))
+    fail(scene)
+    command = supervisor(scene, 1)
+    scene.tick()
+    carry_out(scene, command)
+    scene.step(3, attempt=2, sender="trainer-2")
+    scene.step(4, attempt=2, sender="trainer-2")
+    first = scene.incidents()["scripted_step"]
+    assert (first.state, scene.engine.get(command.id).stage) == ("mitigating", "succeeded")  # type: ignore[union-attr]
+    scene.now += 100.0
+    phase = PhaseReport(step=5, open=[OpenPhase(name="gen", seconds=90.0)])
+    scene.push(attempt=2, sender="trainer-2", phase=phase)
+    scene.core._look(scene.run(), scene.now)  # the next fault is found before the incidents are brought in line
+    second = supervisor(scene, 2)
+    assert second.id != command.id
+    supervisor(scene, 2, progress(second, "failed"))
+    scene.tick()
+    scene.tick()
+    assert "scripted_step" not in scene.incidents()
+    assert scene.run().book.history[-1].resolution == f"recovery {command.id} succeeded"
+    scene.close()

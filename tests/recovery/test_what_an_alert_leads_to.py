@@ -273,3 +273,14 @@ def test_an_incident_of_a_journal_that_was_lost_does_not_stand_in_the_way_of_its
 def test_a_policy_that_makes_no_sense_is_refused_with_a_sentence(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         RecoveryPolicy(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_clock_that_was_set_back_far_does_not_stretch_the_cooldown(scene: Scene) -> None:
+    scene.report(scene.fail_with(incident()), "failed")
+    second = incident("non_finite", "grad_norm", id="second")
+    scene.open(second)
+    scene.now -= 1.0
+    assert scene.alert(second).outcome == "pending", "a little back is no end of the cooldown"
+    scene.now -= 50_000
+    scene.tick()
+    assert len(scene.engine.recoveries()) == 2
