@@ -31,7 +31,8 @@ Exit codes:
   2  the arguments cannot be used; nothing was done
   4  no checkpoint may be restored; the trainer is stopped, and stays so
   5  the trainer could not be stopped
-  6  the trainer could not be started from the target; it is stopped
+  6  the trainer could not be started from the target, and is stopped; or the run or its checkpoints cannot be read,
+     and nothing was done (the last line says which)
   7  the target is recorded, but no supervisor runs; the command that starts one is printed
   8  the supervisor refused: another command or attempt came in between
 TEXT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -70,7 +71,13 @@ def test_the_socket_is_private_and_a_malformed_line_is_answered_with_a_sentence(
     path = scene.state / "control.sock"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(scene.state.stat().st_mode) == 0o700
-    for line in (b"nonsense\n", b'{"op": "explode"}\n', b'{"op": "status", "x": 1}\n', b"x" * 100_000 + b"\n"):
+    for line in (
+        b"nonsense\n",
+        b'{"op": "explode"}\n',
+        b'{"op": "status", "x": 1}\n',
+        b'{"op": "stop", "reason": "\\u0000"}\n',
+        b"x" * 100_000 + b"\n",
+    ):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
             connection.connect(str(path))
@@ -80,6 +87,27 @@ def test_the_socket_is_private_and_a_malformed_line_is_answered_with_a_sentence(
         assert answer["detail"].startswith("The request is malformed: ")
         assert (answer["final"], answer["code"]) == (True, 2)
     assert scene.cli("status", "--state-dir", str(scene.state)).returncode == 0
+
+
+def test_a_moment_without_descriptors_does_not_deafen_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failed = socket.socket.accept, threading.Event()
+
+    def none_left(self: socket.socket) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", none_left)
+    state = StateDir(tmp_path)
+    server = ControlServer(state, lambda conversation: conversation.answer(ControlAnswer(detail="heard", final=True)))
+    try:
+        assert failed.wait(20)
+        assert [a.detail for a in ask(state, ControlRequest(op="status"))] == ["heard"]
+    finally:
+        server.close()
 
 
 def test_whoever_waits_when_the_supervisor_ends_is_answered(tmp_path: Path) -> None:

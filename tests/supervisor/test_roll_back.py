@@ -208,6 +208,16 @@ def test_a_command_with_a_hostile_id_stays_inside_the_state_directory(watched: S
     assert read(record)["id"] == hostile
 
 
+def test_a_command_that_no_program_can_be_given_fails_and_the_supervisor_lives(watched: Scene) -> None:
+    supervisor = watched.run(watched.trainer())
+    watched.started()
+    watched.command("c\0d", reason="hang")
+    assert watched.exporter is not None
+    last = watched.exporter.final("c\0d")
+    assert (last.state, "cannot be run: embedded null byte" in last.detail) == ("failed", True)
+    assert supervisor.poll() is None
+
+
 @pytest.mark.parametrize("tracker", ["99", None])
 def test_a_tracker_that_would_start_from_scratch_in_silence_is_overruled(scene: Scene, tracker: str | None) -> None:
     first = scene.run(scene.trainer(steps=12))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_entry.supervisor import lifecycle
+from trainer_entry.supervisor import lifecycle, stopping
 from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.lifecycle import Lifecycle
 from trainer_entry.supervisor.reporting import NoReporter
@@ -45,6 +45,22 @@ def test_a_trainer_that_nothing_can_kill_is_a_sentence(tmp_path: Path, monkeypat
         monkeypatch.undo()
         life.stop(clean=0, save=False, hurry=Hurry())
     assert not life.running
+
+
+def test_a_full_disk_does_not_keep_the_trainer_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = made(tmp_path)
+    life.start(Start((sys.executable, "-c", "import time; time.sleep(600)"), None))
+    assert life.attempt is not None
+
+    def full(*args: object) -> None:
+        raise StateError("run.json cannot be written: No space left on device.")
+
+    monkeypatch.setattr(stopping, "write_record", full)
+    monkeypatch.setattr(StateDir, "write_run", full)
+    with pytest.raises(StateError, match="No space left"):  # told, when it is stopped
+        life.stop(clean=60, save=False, hurry=Hurry())
+    assert life.attempt.trainer() is None
+    assert life.attempt.members() == set()
 
 
 def test_a_start_that_fails_keeps_what_was_recorded_for_it(tmp_path: Path) -> None:

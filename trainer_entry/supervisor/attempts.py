@@ -5,6 +5,7 @@ Works the same for an attempt started by this process and for one that an earlie
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -178,7 +179,8 @@ class Attempt:
         if (leader := self.leader()) is not None and not left:
             processes.send(leader, signal.SIGKILL)
         if self._child is not None and not left:
-            self._child.wait(10)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then it is seen to hold its lock
+                self._child.wait(10)
         return left
 
     def last_output(self) -> list[str]:

@@ -25,6 +25,7 @@ MAX_LINE_BYTES = 64 * 1024
 _READ_SECONDS = 10.0
 _MAX_CONNECTIONS = 16
 _CLOSE_SECONDS = 2.0
+_AGAIN_SECONDS = 0.5
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ class ControlServer:
     def __init__(self, state: StateDir, take: Callable[[Conversation], None]) -> None:
         self._state = state
         self._take = take
+        self._closed = threading.Event()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, Conversation | None] = {}
@@ -102,6 +104,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop listening and remove the socket. Whoever still waits is answered; that may take two seconds."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -118,11 +121,12 @@ class ControlServer:
             self._state.socket_path.unlink()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or no descriptor is left for now, and the next one who asks must be heard again
+                self._closed.wait(_AGAIN_SECONDS)
+                continue
             if not self._slots.acquire(blocking=False):
                 connection.close()
                 continue
@@ -139,7 +143,10 @@ class ControlServer:
                 if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
                     return
                 try:
-                    request = msgspec.json.decode(_read_line(connection), type=ControlRequest)
+                    asked = _read_line(connection)
+                    if b"\\u0000" in asked:
+                        raise ValueError("it holds a NUL character")
+                    request = msgspec.json.decode(asked, type=ControlRequest)
                 except (msgspec.DecodeError, ValueError, RecursionError) as error:
                     _write(connection, ControlAnswer(detail=f"The request is malformed: {error}", final=True, code=2))
                     return

@@ -159,7 +159,10 @@ class Lifecycle:
         if self.attempt is None:
             return Stopped("ended before", 0.0, [])
         if self.ended is None and self.attempt.exit() is None:
-            self.update(told_to_stop=self.attempt.number)
+            try:
+                self.update(told_to_stop=self.attempt.number)
+            except StateError as error:  # a full disk is no reason to leave the trainer running
+                self._say(str(error))
         stopped = stop(self._state, self.attempt, self._limits, clean=clean, save=save, say=self._say, hurry=hurry)
         # The trainer itself may be among the survivors (stuck in a driver); then there is no end to tell yet.
         if self.ended is None and self.attempt.exit() is not None:

@@ -73,8 +73,9 @@ class ScriptRun:
                 env={**os.environ, INSTANCE_VARIABLE: instance, PYTHON_VARIABLE: sys.executable},
                 start_new_session=True,
             )
-        except OSError as error:
-            raise StateError(f"The rollback script {script} cannot be run: {error.strerror}.") from error
+        except (OSError, ValueError) as error:  # ValueError: an id from outside with a NUL in it
+            why = error.strerror if isinstance(error, OSError) else error
+            raise StateError(f"The rollback script {script} cannot be run: {why}.") from error
         self._timer = threading.Timer(limit_seconds, self.kill)
         self._timer.daemon = True
         self._timer.start()

@@ -109,8 +109,12 @@ def stop(
     if attempt.exit() is None and clean > 0:
         stage = "clean"
         say(f"asking attempt {attempt.number} to end after its step (at most {clean:g} s)")
-        write_record(state.stop_request_path, {"attempt": attempt.number, "save": save})
-        _wait(attempt, clean, hurry)
+        try:
+            write_record(state.stop_request_path, {"attempt": attempt.number, "save": save})
+        except StateError as error:  # a full disk is no reason to leave the trainer running
+            say(f"it cannot be asked: {error}")
+        else:
+            _wait(attempt, clean, hurry)
     if attempt.exit() is None and (trainer := attempt.trainer()) is not None:
         stage = "SIGTERM"
         say(f"sending SIGTERM to the trainer, process {trainer.pid} (at most {limits.term_seconds:g} s)")
