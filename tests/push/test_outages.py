@@ -240,3 +240,13 @@ def test_a_token_that_no_header_can_carry_is_told_without_the_token(connect: Con
         client.step(1, {"loss": 1.0})
         assert not client.flush(10)
     assert [("token" in sentence, "secret" in sentence) for sentence in told] == [(True, False)]
+
+
+def test_a_token_file_that_cannot_be_read_is_told(connect: Connect, tmp_path: Path) -> None:
+    told: list[str] = []
+    with Receiver() as receiver:
+        receiver.answer = lambda batch: refusal(401)
+        client = connect(receiver.url, token_file=tmp_path / "nowhere", report=told.append)
+        client.step(1, {"loss": 1.0})
+        assert not client.flush(10)
+    assert ["there was none to send" in sentence for sentence in told] == [True]

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -102,9 +102,12 @@ class Transport:
         body = response.read(MAX_ANSWER_BYTES)
         if not response.isclosed():
             self.close()
-        return _judge(
+        reply = _judge(
             response.status, response.headers.get("Content-Type", ""), response.headers.get("Retry-After"), body
         )
+        if reply.verdict == "unauthorized" and not token:  # not given, or in a file that cannot be read
+            return replace(reply, detail=f"{reply.detail}; there was none to send")
+        return reply
 
 
 def _judge(status: int, content_type: str, retry_after: str | None, body: bytes) -> Reply:
