@@ -11,6 +11,7 @@ from recovery_scene import RUN, Scene, incident
 from exporter.protocol import CommandProgress
 from exporter.recovery.engine import WrongStage
 from exporter.recovery.policy import Deadlines
+from trainer_entry.supervisor.command import WAIT_FOR_COMMAND_SECONDS
 
 Restart = Callable[[], None]
 
@@ -314,3 +315,18 @@ def test_a_plan_whose_last_sound_checkpoint_falls_under_suspicion_becomes_a_stop
     recovery = scene.engine.approve(recovery.id, "ada", scene.now)
     assert (recovery.action, recovery.without_target, recovery.planned_target_step) == ("stop", True, None)
     assert scene.report(recovery, "accepted", "stopped").stage == "failed"
+
+
+def test_a_new_attempt_that_dies_at_once_is_commanded_again_while_its_supervisor_still_waits(scene: Scene) -> None:
+    recovery = scene.fail_with(incident())
+    scene.report(recovery, "accepted", "stopped", "starting", target=48)
+    scene.start_attempt(2, 48)
+    scene.exit_attempt(2, 1)
+    died = scene.now
+    exited = incident("trainer_exited", "process", attempt=2, id="exited", opened_at=scene.now)
+    scene.facts = replace(scene.facts, running=False, incidents=(exited,))
+    assert scene.alert(exited).outcome == "pending"
+    while scene.engine.pending_command(RUN, scene.now) is None:
+        scene.tick()
+        assert scene.now < died + WAIT_FOR_COMMAND_SECONDS - 60.0, "the supervisor has gone"
+    assert scene.engine.recoveries()[0].attempt == 2

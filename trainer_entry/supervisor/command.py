@@ -22,7 +22,8 @@ from trainer_entry.supervisor.state import RunRecord, StateDir, StateError
 from trainer_entry.supervisor.stopping import StopLimits
 from trainer_entry.supervisor.supervise import Supervisor
 
-WAIT_FOR_COMMAND_SECONDS = 600.0
+WAIT_FOR_COMMAND_SECONDS = 900.0
+"""Longer than the exporter's cooldown: a run that dies while that lasts is rolled back when it is over."""
 
 
 def run(parsed: argparse.Namespace) -> int:
