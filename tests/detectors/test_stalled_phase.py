@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
@@ -148,3 +149,22 @@ def test_ever_new_phase_names_do_not_fill_the_memory() -> None:
 def test_a_wrong_option_is_refused(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):
         StalledPhase(**{option: value})
+
+
+def test_an_exporter_that_was_paused_does_not_take_its_own_absence_for_a_stall() -> None:
+    detector = StalledPhase(floor_seconds=12.0)
+    for step in range(1, 10):
+        detector.phase_closed("gen", 1.0, step)
+    # The last heartbeat, 20 s ago, said that gen had been open for half a second; nothing was heard or judged since.
+    paused = LiveView(
+        now=1020.0,
+        step=10,
+        attempt=1,
+        steps_this_attempt=9,
+        running=True,
+        last_push=1000.0,
+        open_phases={"step": 20.6, "gen": 20.5},
+    )
+    assert detector.look(paused) == ()
+    heard = dataclasses.replace(paused, now=1021.0, last_push=1021.0)
+    assert [verdict.severity for verdict in detector.look(heard)] == [Severity.CRITICAL]
