@@ -26,7 +26,7 @@ from demo.stack import Stack, environment_of_trainer
 from demo.summary import Observation, Result, conclude
 from demo.toy import environment, make, overrides
 
-POLL_SECONDS = 0.3
+POLL_SECONDS = 0.5
 HEALTHY_STEPS_SHOWN = 5
 """A run with a fault goes on for as many steps after its recovery, so that one sees it train."""
 MARK = ".verl-sentinel-demo"
