@@ -22,7 +22,14 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"verl-sentinel: {error}")
 
-    from verl.trainer import main_ppo as stock
+    try:
+        from verl.trainer import main_ppo as stock
+    except ModuleNotFoundError as error:
+        if error.name != "verl":
+            raise
+        sys.exit(
+            f"verl-sentinel: verl is not installed for {sys.executable}; start this with the interpreter that has it."
+        )
 
     run_ppo = stock.run_ppo
 

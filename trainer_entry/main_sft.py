@@ -23,7 +23,14 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"verl-sentinel: {error}")
 
-    from verl.trainer import sft_trainer as stock
+    try:
+        from verl.trainer import sft_trainer as stock
+    except ModuleNotFoundError as error:
+        if error.name != "verl":
+            raise
+        sys.exit(
+            f"verl-sentinel: verl is not installed for {sys.executable}; start this with the interpreter that has it."
+        )
 
     run_sft = stock.run_sft
 

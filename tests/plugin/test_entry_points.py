@@ -167,3 +167,21 @@ def test_help_and_exit_codes_are_hydras_own(tmp_path: Path) -> None:
     wrong = run("trainer_entry.main_ppo", "trainer.no_such_key=1")
     assert wrong.returncode == 1
     assert "no_such_key" in wrong.stderr
+
+
+@pytest.mark.parametrize("module", ["main_ppo", "main_sft"])
+def test_without_verl_an_entry_point_says_so_in_a_sentence(module: str) -> None:
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'verl':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        f"from trainer_entry.{module} import main\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"verl-sentinel: verl is not installed for {sys.executable}")
+    assert "Traceback" not in result.stderr
