@@ -34,6 +34,10 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000)]
 
 DEFAULT_URL = "http://127.0.0.1:9464"
 TIMEOUT_SECONDS = 10.0
+WIDE = 100_000
+"""Columns of what is not a terminal: a line for each row."""
+LEAST_PROSE = 30
+"""Columns for sentences, also where a narrow terminal then folds the lines by itself."""
 
 
 def main() -> None:
@@ -227,10 +231,19 @@ def show(answer: Any, as_json: bool, columns: tuple[str, ...], rows: Sequence[tu
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, pad_edge=False)
+    # The last column is prose and gives way. The others hold ids that are to be copied: they are never cut off.
+    table, whole = Table(box=None, pad_edge=False), 0
+    for index, column in enumerate(columns[:-1]):
+        width = max([len(column), *(len(row[index]) for row in rows)])
+        table.add_column(column, no_wrap=True, min_width=width)
+        whole += width + 2
+    table.add_column(columns[-1])
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # as text: what senders named is no markup
-    Console().print(table if rows else "None.")
+    console = Console()
+    to_a_program = not console.is_terminal and "COLUMNS" not in os.environ
+    console.width = WIDE if to_a_program else max(console.width, whole + LEAST_PROSE)
+    console.print(table if rows else "None.")
 
 
 def ago(at: float) -> str:

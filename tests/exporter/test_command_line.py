@@ -182,3 +182,30 @@ def test_help_does_not_load_the_server() -> None:
     check = f"import sys, exporter.cli; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_ids_are_shown_whole_in_a_narrow_terminal_and_in_a_pipe(exporter: ExporterProcess) -> None:
+    for width in ("80", None):
+        environment = {**os.environ, "VERL_SENTINEL_TOKEN": "ope", "VERL_SENTINEL_URL": exporter.url}
+        environment.pop("COLUMNS", None)
+        if width is not None:
+            environment["COLUMNS"] = width
+        command = [sys.executable, "-m", "exporter", "incidents", "--all"]
+        shown = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True).stdout
+        assert "grpo[bold]:non_finite:grad_norm:1 " in shown
+        assert "…" not in shown
+        assert shown.count("since") == 2, "nothing of the sentence is cut off"
+        if width is None:
+            assert len(shown.splitlines()) == 3, "a heading, and a line for each incident"
+
+
+@pytest.mark.parametrize(("absent", "arguments"), [("typer", ["runs"]), ("typer", []), ("litestar", ["serve"])])
+@pytest.mark.parametrize("entry", ["verl_sentinel", "exporter"])
+def test_without_the_extra_the_program_names_it(entry: str, absent: str, arguments: list[str]) -> None:
+    code = f"import sys; sys.modules[{absent!r}] = None; from exporter.__main__ import {entry}; {entry}()"
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"verl-sentinel: {absent} is not installed")
+    assert "pip install 'verl-sentinel[exporter]'" in result.stderr
+    assert "Traceback" not in result.stderr
