@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -32,6 +33,9 @@ PUSH_TYPES = {MSGPACK: MSGPACK, "application/x-msgpack": MSGPACK, JSON: JSON}
 JSON_ONLY = {JSON: JSON}
 SMALL_BODY = 1024 * 1024
 """Most bytes of a webhook or of an operator's request."""
+
+NON_FINITE_IN_JSON = 'JSON has no NaN: a metric is a number, or the string "NaN", "Infinity" or "-Infinity".'
+_BARE_NON_FINITE = re.compile(rb"[:,\[]\s*-?(NaN|Infinity)\b")
 
 _T = TypeVar("_T")
 
@@ -79,10 +83,12 @@ def routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         exporter.require_replayed()
         try:
             batch = decoded(lambda: decode_batch(body, kind))
-        except Refused:
+        except Refused as refused:
             # Of another version the whole shape may be another; what has to be said then is that, not the field.
             if (version := protocol_of(body, kind)) is not None:
                 check_protocol(version)
+            if kind == JSON and (".metrics[" in refused.where or _BARE_NON_FINITE.search(body)):
+                raise Refused("malformed", f"{refused} {NON_FINITE_IN_JSON}", where=refused.where) from None
             raise
         done: asyncio.Future[PushAnswer | Refused] = asyncio.get_running_loop().create_future()
         core.submit(batch, clock(), partial(settle, done))

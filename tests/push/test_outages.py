@@ -249,4 +249,4 @@ def test_a_token_file_that_cannot_be_read_is_told(connect: Connect, tmp_path: Pa
         client = connect(receiver.url, token_file=tmp_path / "nowhere", report=told.append)
         client.step(1, {"loss": 1.0})
         assert not client.flush(10)
-    assert ["there was none to send" in sentence for sentence in told] == [True]
+    assert ["there was none to send: VERL_SENTINEL_TOKEN is not set" in sentence for sentence in told] == [True]

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Command, ErrorAnswer, PushAnswer
+from trainer_entry.settings import TOKEN, TOKEN_FILE
 
 Verdict = Literal["accepted", "refused", "unauthorized", "later", "unreachable"]
 
@@ -106,7 +107,8 @@ class Transport:
             response.status, response.headers.get("Content-Type", ""), response.headers.get("Retry-After"), body
         )
         if reply.verdict == "unauthorized" and not token:  # not given, or in a file that cannot be read
-            return replace(reply, detail=f"{reply.detail}; there was none to send")
+            why = f"{TOKEN} is not set, and {TOKEN_FILE} is not set, empty or cannot be read"
+            return replace(reply, detail=f"{reply.detail}; there was none to send: {why}")
         return reply
 
 
