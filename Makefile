@@ -28,7 +28,7 @@ lint: setup  ## ruff, mypy, import-linter, promtool, amtool, shellcheck
 	@scripts/bootstrap.sh shellcheck
 	@VENV=$(VENV) scripts/lint.sh
 
-format: setup
+format: setup  ## let ruff mend and format the code
 	$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
 
 bench: setup  ## speed and memory, side by side with peers

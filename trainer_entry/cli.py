@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="verl-sentinel-train", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="verl-sentinel-train", description="Runs a trainer under the supervisor, and acts on a run by hand."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
 

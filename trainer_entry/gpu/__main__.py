@@ -71,7 +71,7 @@ def _timed(sampler: GpuSampler) -> float:
 
 def main(arguments: list[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Print one report, or one every ``--seconds`` until Ctrl-C. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer_entry.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainer_entry.gpu", description=__doc__.replace("`", ""))
     parser.add_argument(
         "--once", action="store_true", help="one report, with the cost of a sample, instead of a stream"
     )
