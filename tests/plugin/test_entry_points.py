@@ -77,7 +77,10 @@ def test_a_variable_that_cannot_be_used_stops_before_training() -> None:
 
 @pytest.fixture
 def initialized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What a stand-in for ray.init was called with."""
+    """What a stand-in for ray.init was called with. Ray's insides are out of reach, loaded by another test or not, so
+    whether a cluster is started here is not known, and the token is told.
+    """
+    monkeypatch.setitem(sys.modules, "ray._private", None)
     calls: list[dict[str, Any]] = []
     ray = ModuleType("ray")
     ray.init = lambda *args, **kwargs: calls.append(kwargs)  # type: ignore[attr-defined]
