@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         try:
             stack.start()
+            stack.wait_until_watching()
             seconds = [_one_fault(stack, number) for number in range(options.faults)]
         except StartError as error:
             print(error, file=sys.stderr)

@@ -34,6 +34,16 @@ def answers(url: str) -> bool:
         return False
 
 
+def watches(prometheus: str, target: str) -> bool:
+    """Whether Prometheus has scraped ``target`` (host:port) with success, and has an Alertmanager to send alerts to."""
+    targets, managers = get_json(f"{prometheus}/api/v1/targets"), get_json(f"{prometheus}/api/v1/alertmanagers")
+    if not isinstance(targets, dict) or not isinstance(managers, dict):
+        return False
+    active = targets.get("data", {}).get("activeTargets", [])
+    scraped = any(one["health"] == "up" and f"//{target}/" in one["scrapeUrl"] for one in active)
+    return scraped and bool(managers.get("data", {}).get("activeAlertmanagers"))
+
+
 class ExporterApi:
     """The exporter's read API with a token of scope ``operate``."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from demo.client import answers
+from demo.client import answers, watches
 from demo.processes import Child, StartError, free_port
 
 RULES = Path(__file__).resolve().parents[1] / "rules"
@@ -68,6 +68,16 @@ class Stack:
         exporter.wait_until(lambda: answers(f"{self.exporter_url}/readyz"), START_SECONDS, "it was ready")
         for child, url in zip(programs, (self.alertmanager_url, self.prometheus_url), strict=False):
             child.wait_until(lambda url=url: answers(f"{url}/-/ready"), START_SECONDS, "it was ready")  # type: ignore[misc]
+
+    def wait_until_watching(self) -> None:
+        """Wait until Prometheus scrapes the exporter and knows its Alertmanager; :class:`StartError` if it never does.
+
+        Prometheus takes up to five seconds after it is ready to look at its own configuration's targets. A run that
+        starts meanwhile need not wait: nothing is lost by it, a page only comes later.
+        """
+        self.children[-1].wait_until(
+            lambda: watches(self.prometheus_url, _host(self.exporter_url)), START_SECONDS, "it watched the exporter"
+        )
 
     def stop(self) -> None:
         """End what was started, in reverse order."""
