@@ -4,8 +4,6 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 SCENARIO ?= learning_rate
-PROGRAMS := $(CURDIR)/.programs/usr/bin
-export PATH := $(PATH):$(PROGRAMS)
 PY := $(VENV)/bin/python
 # Passed on to pytest, for example: make test PYTEST_ARGS="-m 'not trainer'"
 PYTEST_ARGS ?=
@@ -36,4 +34,4 @@ bench: setup  ## speed and memory, side by side with peers
 	$(PY) -m bench.alert_latency
 
 clean:  ## remove what the targets above made (not the checkpoints of your own runs)
-	rm -rf .venv .programs .setup.log demo/out demo/out-toy build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .setup.log demo/out demo/out-toy build *.egg-info .pytest_cache .mypy_cache .ruff_cache

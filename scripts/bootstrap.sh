@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
 # Prepares this checkout for `make demo`, `make test`, `make lint` and `make bench`: a virtual environment with the pinned
 # packages, and the Prometheus, Alertmanager and shellcheck programs. Does nothing that is done already. Called by the
-# Makefile; needs no root, and starts no system service.
+# Makefile. Only the programs need root, and only where they are not there; no system service is started.
 #
 # usage: scripts/bootstrap.sh [venv|programs|shellcheck ...]
 #   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
 #   VENV=…          folder of the virtual environment (default: .venv in this checkout)
-#   PROGRAMS_DIR=…  where unpacked programs go (default: .programs in this checkout)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$root/.venv}
-programs=${PROGRAMS_DIR:-$root/.programs}
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() {
@@ -69,36 +67,33 @@ make_venv() {
   printf '%s' "$want $root" >"$venv/.verl-sentinel"
 }
 
-# have NAME: is a program there, on the PATH or unpacked by an earlier call?
-have() { command -v "$1" >/dev/null 2>&1 || [ -x "$programs/usr/bin/$1" ]; }
-
-# unpack PACKAGE: takes a Debian package apart into $programs. Not `apt-get install`: that needs root and would start a
-# Prometheus service of its own on this machine, which nobody asked for.
-unpack() {
-  local package=$1 work
-  command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1 || return 1
-  work=$(mktemp -d)
-  # apt's download sandbox user must be able to write here.
-  chmod 0777 "$work"
-  if ! (cd "$work" && apt-get download "$package" >"$work/log" 2>&1); then
-    # The package lists may be missing or old; only root may fetch them.
-    if [ "$(id -u)" != 0 ] || ! apt-get update >"$work/log" 2>&1 || ! (cd "$work" && apt-get download "$package" >>"$work/log" 2>&1); then
-      rm -rf "$work"
-      return 1
-    fi
+# install PACKAGE: by apt, where we may. Only the program is wanted: a service that the package brings is neither started
+# now (policy-rc.d says so to the package's scripts) nor at the next boot.
+install() {
+  local package=$1 policy=/usr/sbin/policy-rc.d made=no done=0
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 0755 "$policy"
+    made=yes
   fi
-  mkdir -p "$programs"
-  dpkg-deb -x "$work"/*.deb "$programs"
-  rm -rf "$work"
+  apt_install "$package" || { apt-get update && apt_install "$package"; } || done=1
+  [ "$made" = no ] || rm -f "$policy"
+  if [ "$done" = 0 ] && command -v systemctl >/dev/null 2>&1; then
+    systemctl disable "$package" || true
+  fi
+  return "$done"
 }
 
-# get_program PROGRAM PACKAGE PURPOSE: missing programs are no error here; who needs one says so.
+apt_install() { DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$1"; }
+
+# get_program PROGRAM PACKAGE PURPOSE: a missing program is no error here; who needs it says so.
 get_program() {
-  have "$1" && return
-  if unpack "$2" && have "$1"; then
-    say "unpacked $1 from the package $2 into ${programs#"$root"/}"
+  command -v "$1" >/dev/null 2>&1 && return
+  if install "$2" >>"$root/.setup.log" 2>&1 && command -v "$1" >/dev/null 2>&1; then
+    say "installed $1 from the package $2; its service is not started"
   else
-    say "$1 is missing and could not be had by apt ($3). Install it yourself: apt install $2"
+    say "$1 is missing and could not be installed here ($3). To have it: apt install $2"
   fi
 }
 
