@@ -133,7 +133,8 @@ class Exporter:
             try:
                 self.core.tick(self.clock())
             except Exception:
-                # A fault in one detector must not end the watch over all runs; it is logged each second until mended.
+                # A fault in one run must not end the watch over all; it is logged, and counted, until it is mended.
+                self.core.faults += 1
                 log.exception("The tick failed")
             await asyncio.sleep(TICK_SECONDS)
 
