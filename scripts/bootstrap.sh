@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prepares this checkout for `make demo`, `make test`, `make lint` and `make bench`: a virtual environment with the pinned
-# packages, and the Prometheus, Alertmanager and shellcheck programs. Does nothing that is done already. Called by the
+# packages, and the programs (Prometheus, Alertmanager, VictoriaMetrics, Pushgateway, shellcheck). Does nothing that is done already. Called by the
 # Makefile. Only the programs need root, and only where they are not there; no system service is started.
 #
 # usage: scripts/bootstrap.sh [venv|programs|shellcheck ...]
@@ -106,6 +106,8 @@ for part in "$@"; do
       get_program promtool prometheus "without it the rules are not checked"
       get_program prometheus-alertmanager prometheus-alertmanager "without it the loop runs through the exporter's own fast path"
       get_program amtool prometheus-alertmanager "without it the routes are not checked"
+      get_program victoria-metrics victoria-metrics "without it the InfluxDB sink and remote_write are not tested, and ingest is measured without it"
+      get_program prometheus-pushgateway prometheus-pushgateway "without it ingest is measured beside nothing"
       ;;
     shellcheck) get_program shellcheck shellcheck "without it the shell scripts are not checked" ;;
     *) die "unknown part '$part'; known: venv, programs, shellcheck." ;;
