@@ -1,13 +1,14 @@
 """A bounded window of numbers that is kept sorted: the memory of the step detectors.
 
 Used by the detectors that compare a value with its own recent past. Pushing costs O(window), and reading the median or
-an order statistic costs nothing.
+an order statistic costs nothing. The numbers lie in arrays, at a quarter of what a list of floats takes: there is a
+window for each watched signal of each run.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 
@@ -19,10 +20,13 @@ class SortedWindow:
     ([1.0, 2.0, 4.0], 2.0, 2.0)
     """
 
+    __slots__ = ("_arrival", "_oldest", "_size", "_sorted")
+
     def __init__(self, size: int, values: Iterable[float] = ()) -> None:
         self._size = size
-        self._arrival: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._arrival = array("d")
+        self._oldest = 0  # place in _arrival of the number that leaves next, once the window is full
+        self._sorted = array("d")
         for value in values:
             self.push(value)
 
@@ -30,20 +34,24 @@ class SortedWindow:
         return len(self._sorted)
 
     def __iter__(self) -> Iterator[float]:
-        return iter(self._arrival)
+        yield from self._arrival[self._oldest :]
+        yield from self._arrival[: self._oldest]
 
     def push(self, value: float) -> None:
         """Add a number; the oldest one leaves when the window is full."""
-        if len(self._arrival) == self._size:
-            oldest = self._arrival.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._arrival.append(value)
+        if len(self._arrival) < self._size:
+            self._arrival.append(value)
+        else:
+            del self._sorted[bisect_left(self._sorted, self._arrival[self._oldest])]
+            self._arrival[self._oldest] = value
+            self._oldest = (self._oldest + 1) % self._size
         insort(self._sorted, value)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._arrival.clear()
-        self._sorted.clear()
+        self._arrival = array("d")
+        self._sorted = array("d")
+        self._oldest = 0
 
     def median(self) -> float:
         """Median of the window (the mean of the middle two). Raises ``IndexError`` when empty."""
