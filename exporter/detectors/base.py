@@ -123,6 +123,24 @@ class StepDetector(Detector, Protocol):
         """Judge one step; every verdict that holds is said again at every step while it holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a detector expects of the next value of one signal, in the signal's unit."""
+
+    expected: float
+    lower: float
+    upper: float
+    """A value outside is unusual; whether it is a finding is for the detector to say."""
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A step detector that can say what it expects, so that a chart can show the band beside the line."""
+
+    def expected(self) -> Mapping[str, Expectation]:
+        """By signal; none for a signal of which not enough was seen."""
+
+
 @runtime_checkable
 class LiveDetector(Detector, Protocol):
     """Judges the step that has not ended."""

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exporter.detectors.base import Severity, StepSample, Verdict
+from exporter.detectors.base import Expectation, Severity, StepSample, Verdict
 from exporter.detectors.options import at_least, at_most, more_than, unknown_name
 from exporter.detectors.watches import WATCHES, Watch
 from exporter.detectors.window import SortedWindow
@@ -40,6 +40,10 @@ FULL = 30
 """Below this many values in the window the ratio that counts as high is larger, up to three times as large."""
 TINY = 1e-9
 LARGEST_RATIO = 1e12
+SIGNED = frozenset({"loss", "kl", "ppo_kl"})
+"""Signals that may be below 0 in a healthy run; only their magnitude is judged."""
+SIGN_MEMORY = 0.1
+"""Share of the newest step in the sign that such a signal usually has."""
 
 
 class Surge:
@@ -149,6 +153,27 @@ class Surge:
             advice=watch.advice,
         )
 
+    def expected(self) -> Mapping[str, Expectation]:
+        """By signal: the median of its window, and the values from which on the next step would be high.
+
+        >>> detector = Surge()
+        >>> for step in range(1, 61):
+        ...     _ = detector.observe(StepSample(step, 1, 0.0, {"grad_norm": 0.5 + step % 2 / 10}))
+        >>> detector.expected()
+        {'grad_norm': Expectation(expected=0.55, lower=0.0, upper=1.6500000000000001)}
+        """
+        found: dict[str, Expectation] = {}
+        for watch in WATCHES:
+            series = self._series[watch.key]
+            if not series.judges():
+                continue
+            if not watch.falls:
+                found[watch.signal] = series.expectation()
+            elif watch.signal in found:
+                rising = found[watch.signal]
+                found[watch.signal] = Expectation(rising.expected, series.lower(), rising.upper)
+        return found
+
     def resumed(self, step: int, attempt: int) -> None:
         """Forget all levels: a resume shifts them."""
         self._series = {watch.key: self._fresh(watch) for watch in WATCHES}
@@ -184,6 +209,7 @@ class _Series:
         self._high_before = False  # whether the newest value of the window was high when it came
         self.ratios: deque[tuple[int, float]] = deque(maxlen=n)
         self._seen = 0
+        self._sign = 0.0  # from -1 to 1: whether the newest values were mostly below or above 0
         self.last_step = -1
         self.onset = 0
 
@@ -196,6 +222,7 @@ class _Series:
             self.ratios.append((step, 0.0))
             return
         self._seen += 1
+        self._sign += SIGN_MEMORY * (math.copysign(1.0, value) - self._sign)
         calm = all(ratio <= self._factor for _, ratio in self.ratios)
         ratio = self._ratio(size) if self._seen > self._warmup else 0.0
         self.ratios.append((step, ratio))
@@ -215,9 +242,12 @@ class _Series:
             return 0.0
         else:
             yardstick = max(yardstick, self._floor / self._factor)
-        short = 1.0 + 2.0 * max(0, FULL - len(self._past)) / FULL
-        ratio = min(size / yardstick / short / self.watch.slack, LARGEST_RATIO)
+        ratio = min(size / yardstick / self._leniency(), LARGEST_RATIO)
         return ratio if size > MEDIAN_FACTOR * self._past.median() else min(ratio, 1.0)
+
+    def _leniency(self) -> float:
+        """Times the yardstick that count as one: more where the window is short or the signal grows by nature."""
+        return (1.0 + 2.0 * max(0, FULL - len(self._past)) / FULL) * self.watch.slack
 
     def _admit(self) -> None:
         """Move the oldest of the recent values into the window, clipped if it was high and not alone in that."""
@@ -246,6 +276,26 @@ class _Series:
         """The median in the signal's unit."""
         return 1.0 / self._past.median() if self.watch.falls else self._past.median()
 
+    def judges(self) -> bool:
+        """Whether enough was seen for a step to be judged."""
+        return self._seen >= self._warmup and len(self._past) > 1
+
+    def expectation(self) -> Expectation:
+        """Of a watch that looks for growth: the median, and the values that are not high yet."""
+        median = self._past.median()
+        yardstick = max(self._past.largest(2), self._floor / self._factor)
+        upper = max(self._factor * self._leniency() * yardstick, MEDIAN_FACTOR * median, self._floor)
+        if self.watch.signal not in SIGNED:
+            return Expectation(median, 0.0, upper)
+        # The median of magnitudes, with the sign that the signal has; one that keeps changing it is around 0.
+        return Expectation(median * (round(self._sign) if abs(self._sign) > 0.5 else 0), -upper, upper)
+
+    def lower(self) -> float:
+        """Of a watch that looks for a fall: the value from which on downwards the next step would be high."""
+        median = self._past.median()
+        size = max(self._factor * self._leniency() * self._past.largest(2), MEDIAN_FACTOR * median)
+        return max(0.0, min(1.0 / size, 1.0 / median - self._floor))
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "past": list(self._past),
@@ -253,6 +303,7 @@ class _Series:
             "high_before": self._high_before,
             "ratios": [list(pair) for pair in self.ratios],
             "seen": self._seen,
+            "sign": self._sign,
             "last_step": self.last_step,
             "onset": self.onset,
         }
@@ -264,3 +315,4 @@ class _Series:
         self._high_before = state["high_before"]
         self.ratios.extend((int(step), float(ratio)) for step, ratio in state["ratios"])
         self._seen, self.last_step, self.onset = state["seen"], state["last_step"], state["onset"]
+        self._sign = state.get("sign", 0.0)

@@ -164,6 +164,16 @@ class RecoveryEngine:
         with self._lock:
             return self._store.audit(limit)
 
+    @property
+    def changes(self) -> int:
+        """Grows with every write to the store: while it stays, so does every answer of :meth:`state_of`."""
+        return self._store.changes
+
+    def runs_with_recoveries(self) -> frozenset[str]:
+        """For ``/metrics``, which then need not ask for the others. Raises ``sqlite3.Error``."""
+        with self._lock:
+            return frozenset(self._store.run_ids())
+
     def state_of(self, run_id: str) -> RunState:
         """For ``/metrics`` and the run's page."""
         with self._lock:

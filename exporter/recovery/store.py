@@ -97,6 +97,15 @@ class RecoveryStore:
     def close(self) -> None:
         self._db.close()
 
+    @property
+    def changes(self) -> int:
+        """Grows with every write, so that a reader knows whether what it read before still holds."""
+        return self._db.total_changes
+
+    def run_ids(self) -> list[str]:
+        """Runs that have had a recovery."""
+        return [run_id for (run_id,) in self._db.execute("SELECT DISTINCT run_id FROM recoveries")]
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it returns."""

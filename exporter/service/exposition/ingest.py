@@ -1,0 +1,19 @@
+"""The counters of the exporter's HTTP face, for ``/metrics``. Filled by the app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Ingest:
+    """What came in, and what was not taken."""
+
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Refused requests by reason."""
+    seconds: float = 0.0
+    """Time from a push's arrival to its answer, summed over ``answered``."""
+    answered: int = 0
+
+    def reject(self, reason: str) -> None:
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1

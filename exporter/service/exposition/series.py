@@ -1,0 +1,194 @@
+"""The series of one run: a cache of what stands before each value, and the lines of a scrape. Used by the exposition.
+
+A scrape formats values and nothing else: names and escaped labels are made once and kept with the run. What a detector
+expects, a histogram and the durations of a phase change once a step, so their lines are kept until they do. The work is
+that of the series that the run has, whatever the number of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from exporter.detectors.base import Expectation
+from exporter.recovery.record import RunState as RecoveryState
+from exporter.service.exposition import families as f
+from exporter.service.exposition.families import Family
+from exporter.service.exposition.text import Page, histogram, histogram_prefixes, number, pairs, prefix
+from exporter.service.state import DURATION_BUCKETS
+from exporter.service.watch import WatchedRun
+
+STALE_READING_SECONDS = 120.0
+"""A GPU that was not read for longer has no reading."""
+
+_OUTCOMES = ("succeeded", "failed", "cancelled")
+_SPARE_PREFIXES = 64
+
+
+class RunSeries:
+    """All series of one run.
+
+    Args:
+        run: read at every scrape; its id and its detectors stay the same.
+    """
+
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
+        self._run_label = pairs(("run",), (run.state.run_id,))
+        self._prefixes: dict[Family, str] = {}
+        self._labelled: dict[tuple[Family, tuple[str, ...]], str] = {}
+        self._used = 0
+        """Of ``_labelled`` in this scrape."""
+        self._signals: dict[str, tuple[int, str]] = {
+            signal: (family.order, prefix(family.sample, self._run_label)) for signal, family in f.SIGNALS.items()
+        }
+        self._duration_prefixes = histogram_prefixes(f.STEP_DURATION, self._run_label, DURATION_BUCKETS)
+        self._durations: tuple[list[int], float, str] = ([], 0.0, "")
+        expecting = (getattr(detector, "expected", None) for detector in run.detectors.step)
+        self._expecting: list[Callable[[], Mapping[str, Expectation]]] = [ask for ask in expecting if ask is not None]
+
+    def render(self, page: Page, recovery: RecoveryState | None, now: float) -> None:
+        """Add every series of the run to the page."""
+        self._lines = page.lines
+        self._used = 0
+        self._about()
+        self._steps()
+        self._expectations()
+        self._phases(now)
+        self._rollouts()
+        self._gpus(now)
+        self._checkpoints_and_hooks()
+        self._incidents()
+        if recovery is not None:
+            self._recovery(recovery)
+        if len(self._labelled) > 2 * self._used + _SPARE_PREFIXES:
+            # GPUs, phases and incidents come and go; what is left of them must not grow with the time.
+            self._labelled.clear()
+
+    def _put(self, family: Family, value: float) -> None:
+        """A series that has the label ``run`` only."""
+        before = self._prefixes.get(family)
+        if before is None:
+            before = self._prefixes[family] = prefix(family.sample, self._run_label)
+        self._lines[family.order].append(f"{before}{number(value)}\n")
+
+    def _put_labelled(self, family: Family, value: float, *values: str) -> None:
+        """A series with labels besides ``run``; ``values`` are theirs."""
+        before = self._before(family, values)
+        self._lines[family.order].append(f"{before}{number(value)}\n")
+
+    def _before(self, family: Family, values: tuple[str, ...]) -> str:
+        self._used += 1
+        before = self._labelled.get((family, values))
+        if before is None:
+            labels = f"{self._run_label},{pairs(family.labels[1:], values)}"
+            before = self._labelled[family, values] = prefix(family.sample, labels)
+        return before
+
+    def _about(self) -> None:
+        state = self.run.state
+        who = state.identity
+        about = (who.project, who.experiment, str(state.attempt), who.verl_version, who.trainer, who.cohort)
+        self._put_labelled(f.RUN, 1, *about)
+        self._put(f.ATTEMPT, state.attempt)
+        self._put(f.RUNNING, int(state.running))
+        self._put(f.LAST_PUSH, state.last_push or state.first_seen)
+        if state.supervisor_heard is not None:
+            self._put(f.SUPERVISOR_LAST_PUSH, state.supervisor_heard)
+
+    def _steps(self) -> None:
+        state = self.run.state
+        self._put(f.STEPS, state.steps_total)
+        if state.late_steps:
+            self._put(f.STEPS_LATE, state.late_steps)
+        if state.current is not None:
+            self._put(f.STEP, state.current)
+        lines = self._lines
+        for signal, value in state.signals.items():
+            known = self._signals.get(signal)
+            if known is not None:
+                lines[known[0]].append(f"{known[1]}{number(value)}\n")
+        counts, total = state.durations.counts, state.durations.total
+        known_counts, known_total, text = self._durations
+        if counts != known_counts or total != known_total:
+            text = histogram(self._duration_prefixes, counts, total) if any(counts) else ""
+            self._durations = (list(counts), total, text)
+        if text:
+            lines[f.STEP_DURATION.order].append(text)
+
+    def _expectations(self) -> None:
+        said: set[str] = set()
+        for ask in self._expecting:
+            for signal, expectation in ask().items():
+                if signal not in said and signal in self.run.state.signals:
+                    said.add(signal)
+                    self._put_labelled(f.EXPECTED, expectation.expected, signal)
+                    self._put_labelled(f.LOWER, expectation.lower, signal)
+                    self._put_labelled(f.UPPER, expectation.upper, signal)
+
+    def _phases(self, now: float) -> None:
+        for phase, age in self.run.state.open_phases(now).items():
+            self._put_labelled(f.PHASE_OPEN, age, phase)
+
+    def _rollouts(self) -> None:
+        counts = self.run.state.rollouts()
+        finished = counts.succeeded + counts.failed
+        if not finished and not counts.cancelled and not counts.in_flight:
+            return
+        for outcome in _OUTCOMES:
+            self._put_labelled(f.ROLLOUT_REQUESTS, getattr(counts, outcome), outcome)
+        self._put(f.ROLLOUT_IN_FLIGHT, counts.in_flight)
+        if finished:
+            self._put(f.ROLLOUT_SUCCESS, counts.succeeded / finished)
+
+    def _gpus(self, now: float) -> None:
+        for (node, index), (gpu, at) in self.run.state.gpus.items():
+            if now - at > STALE_READING_SECONDS:
+                continue
+            values = (node, str(index), gpu.uuid)
+            for attribute, family in f.GPU_READINGS.items():
+                value = getattr(gpu, attribute)
+                if value is not None:
+                    self._put_labelled(family, value, *values)
+            self._put_labelled(f.GPU_LOST, int(gpu.lost), *values)
+
+    def _checkpoints_and_hooks(self) -> None:
+        state = self.run.state
+        saved, verified = state.last_saved(), state.last_verified()
+        if saved is not None:
+            self._put(f.CHECKPOINT_SAVED, saved.step)
+        if verified is not None:
+            self._put(f.CHECKPOINT_VERIFIED, verified.step)
+        in_place, missing = state.hooks()
+        if in_place or missing:
+            self._put(f.HOOKS_IN_PLACE, len(in_place))
+            self._put(f.HOOKS_EXPECTED, len(in_place) + len(missing))
+
+    def _incidents(self) -> None:
+        run = self.run
+        for incident in run.book:
+            self._put_labelled(f.INCIDENT_OPEN, 1, incident.detector, incident.signal, incident.severity.label)
+        for (detector, severity), count in run.book.opened.items():
+            self._put_labelled(f.INCIDENTS, count, detector, severity)
+        for detector, count in run.detector_faults.items():
+            self._put_labelled(f.DETECTOR_FAULTS, count, detector)
+        for signal, seconds in self._forecasts().items():
+            self._put_labelled(f.FORECAST, seconds, signal)
+
+    def _forecasts(self) -> dict[str, float]:
+        """Seconds to the nearest limit of each signal, out of what the detectors noted at the newest step."""
+        found: dict[str, float] = {}
+        for verdict in reversed(self.run.book.notes):
+            if verdict.step != self.run.state.current:
+                break
+            if verdict.forecast is not None and verdict.forecast.seconds is not None:
+                found[verdict.signal] = min(
+                    verdict.forecast.seconds, found.get(verdict.signal, verdict.forecast.seconds)
+                )
+        return found
+
+    def _recovery(self, recovery: RecoveryState) -> None:
+        self._put(f.RECOVERY_FAILED, int(recovery.failed))
+        self._put(f.RECOVERY_AWAITING, int(recovery.awaiting_approval))
+        self._put(f.RECOVERY_IN_PROGRESS, int(recovery.in_progress))
+        for outcome, count in recovery.outcomes.items():
+            self._put_labelled(f.RECOVERIES, count, outcome)

@@ -1,0 +1,134 @@
+"""Text of samples and of whole pages, classic (0.0.4) and OpenMetrics (1.0). Used by the rest of the package.
+
+Both formats spell a sample in the same way; they differ in the lines that begin a family and in the last line. So a
+sample is made once, and the format is chosen when the page is put together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from exporter.service.exposition.families import FAMILIES, Family
+
+CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
+
+_SPELLED = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+_DIGITS = frozenset("0123456789")
+
+
+def number(value: float) -> str:
+    """A value as both formats spell it; ``repr`` gives back the same float.
+
+    >>> number(3), number(0.1), number(-math.inf), number(math.nan)
+    ('3', '0.1', '-Inf', 'NaN')
+    """
+    text = repr(value)
+    return text if text[-1] in _DIGITS else _unusual(value)
+
+
+def _unusual(value: float) -> str:
+    """NaN, the infinities, and what is a number only by its methods (``bool``, a numpy scalar)."""
+    text = repr(float(value))
+    return _SPELLED.get(text, text)
+
+
+def escaped(value: str) -> str:
+    r"""A label's value between its quotes.
+
+    >>> print(escaped('a "b"'))
+    a \"b\"
+    """
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def pairs(names: Sequence[str], values: Iterable[str]) -> str:
+    """Labels without the braces: ``run="a",phase="gen"``."""
+    return ",".join(f'{name}="{escaped(value)}"' for name, value in zip(names, values, strict=True))
+
+
+def prefix(sample: str, labels: str) -> str:
+    """What stands before the value of a sample."""
+    return f"{sample}{{{labels}}} " if labels else f"{sample} "
+
+
+def bound(value: float) -> str:
+    """The upper bound of a bucket, as its label spells it.
+
+    >>> bound(0.25), bound(7200.0), bound(math.inf)
+    ('0.25', '7200.0', '+Inf')
+    """
+    return number(float(value))
+
+
+def histogram(prefixes: Sequence[str], counts: Sequence[int], total: float) -> str:
+    """All lines of one histogram: its buckets, which add up, its count and its sum.
+
+    ``prefixes`` are those of :func:`histogram_prefixes`, ``counts`` of the single buckets.
+    """
+    lines, running = [], 0
+    for before, count in zip(prefixes, counts, strict=False):
+        running += count
+        lines.append(f"{before}{running}\n")
+    lines.append(f"{prefixes[-2]}{running}\n{prefixes[-1]}{number(total)}\n")
+    return "".join(lines)
+
+
+def histogram_prefixes(family: Family, labels: str, bounds: Iterable[float]) -> tuple[str, ...]:
+    """Prefixes of the buckets, of the count and of the sum. ``labels`` as :func:`pairs` gives them."""
+    comma = "," if labels else ""
+    buckets = [f'{family.name}_bucket{{{labels}{comma}le="{bound(value)}"}} ' for value in (*bounds, math.inf)]
+    return (*buckets, prefix(f"{family.name}_count", labels), prefix(f"{family.name}_sum", labels))
+
+
+class Page:
+    """The lines of one scrape by family; what has no line is left out."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[str]] = [[] for _ in FAMILIES]
+        """By :attr:`Family.order`."""
+
+    def put(self, family: Family, value: float, *values: str) -> None:
+        """One sample of a family that is no histogram and no summary; ``values`` of its labels, in their order."""
+        before = prefix(family.sample, pairs(family.labels, values))
+        self.lines[family.order].append(f"{before}{number(value)}\n")
+
+    def summary(self, family: Family, count: int, total: float, *values: str) -> None:
+        labels = pairs(family.labels, values)
+        count_line = f"{prefix(f'{family.name}_count', labels)}{count}\n"
+        self.lines[family.order].append(f"{count_line}{prefix(f'{family.name}_sum', labels)}{number(total)}\n")
+
+    def histogram(self, family: Family, bounds: Iterable[float], counts: Sequence[int], total: float) -> None:
+        """A histogram without labels of its own; ``counts`` has one entry more than ``bounds``."""
+        self.lines[family.order].append(histogram(histogram_prefixes(family, "", bounds), counts, total))
+
+    def text(self, *, openmetrics: bool) -> str:
+        """The whole page."""
+        begins = _OPENMETRICS_BEGINS if openmetrics else _CLASSIC_BEGINS
+        parts: list[str] = []
+        for begin, lines in zip(begins, self.lines, strict=True):
+            if lines:
+                parts.append(begin)
+                parts.extend(lines)
+        if openmetrics:
+            parts.append("# EOF\n")
+        return "".join(parts)
+
+
+def _begin(family: Family, *, openmetrics: bool) -> str:
+    """The lines before the samples of a family."""
+    text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
+    if not openmetrics:
+        name = family.sample if family.kind in ("counter", "info") else family.name
+        kind = "gauge" if family.kind == "info" else family.kind
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+    text = text.replace('"', '\\"')
+    unit = next((f"# UNIT {family.name} {unit}\n" for unit in UNITS if family.name.endswith(f"_{unit}")), "")
+    return f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n{unit}"
+
+
+_CLASSIC_BEGINS = [_begin(family, openmetrics=False) for family in FAMILIES]
+_OPENMETRICS_BEGINS = [_begin(family, openmetrics=True) for family in FAMILIES]
