@@ -5,7 +5,9 @@ msgspec, because this module is all that the trainer side shares with the export
 
 One POST per flush to ``/api/v1/push`` carries one :class:`Batch`, as ``application/msgpack`` (default) or
 ``application/json``. JSON has no NaN, and NaN is the signal that matters most, so in JSON the three non-finite values
-are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :data:`Number` accepts both spellings everywhere.
+are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; ``null`` is NaN too, for that is how verl's own ``file``
+logger and several JSON encoders write it. :data:`Number` accepts every spelling everywhere. What odd input means is
+told in ``docs/input.md``.
 
 Times are Unix seconds by the sender's clock and serve only to show a person; whatever is judged is judged by durations,
 which the sender measures with its monotonic clock, or by the exporter's own clock at arrival.
@@ -25,8 +27,8 @@ PUSH_PATH = "/api/v1/push"
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
-Number = float | Literal["NaN", "Infinity", "-Infinity"]
-"""A metric value: any float in msgpack; a JSON number, or one of the three strings, in JSON."""
+Number = float | Literal["NaN", "Infinity", "-Infinity"] | None
+"""A metric value: any float in msgpack; a JSON number, one of the three strings, or null for NaN, in JSON."""
 
 Role = Literal["trainer", "worker", "gpu", "supervisor"]
 Scalar = bool | int | float | str | None
@@ -46,6 +48,8 @@ class Run(_Wire, frozen=True):
     trainer: str = ""
     """``ppo_v1``, ``ppo_legacy``, ``sft``, or empty where not known (a supervisor that has no trainer yet)."""
     verl_version: str = ""
+    cohort: str = ""
+    """What the run is compared within: a name that its owner gives, such as a sweep or a team."""
 
 
 class Sender(_Wire, frozen=True):
@@ -254,10 +258,24 @@ class ErrorAnswer(_Wire, frozen=True):
 def number(value: Number) -> float:
     """Turn a wire value into a float.
 
-    >>> number("NaN"), number("-Infinity"), number(0.5)
-    (nan, -inf, 0.5)
+    >>> number("NaN"), number("-Infinity"), number(None), number(0.5)
+    (nan, -inf, nan, 0.5)
     """
-    return float(value)
+    return math.nan if value is None else float(value)
+
+
+_FLOAT = frozenset((float,))
+
+
+def numbers(metrics: dict[str, Number]) -> dict[str, float]:
+    """A step's metrics as floats: the same dict where they are floats already, as in msgpack they are but for nil.
+
+    >>> numbers({"actor/loss": 0.5, "actor/grad_norm": "Infinity", "actor/kl_loss": None})
+    {'actor/loss': 0.5, 'actor/grad_norm': inf, 'actor/kl_loss': nan}
+    """
+    if _FLOAT.issuperset(map(type, metrics.values())):
+        return metrics  # type: ignore[return-value]
+    return {key: number(value) for key, value in metrics.items()}
 
 
 def json_number(value: float) -> Number:

@@ -1,8 +1,4 @@
-"""Canonical signals: one table from verl's metric keys to the names that the rest of the exporter speaks.
-
-Called by the service when a step has arrived (and by replay), before any detector sees it. The table knows how each
-verl version and each trainer spells a signal; nothing behind it reads a verl key. A spelling is tried in order, and the
-first one that the trainer logged wins. What a run does not log is absent, never zero.
+"""The table of canonical signals, and how each verl version and each trainer spells them.
 
 The spellings were read from the source of verl 0.9.1 and from logs of its V1, legacy and SFT trainers and of 0.8.0. A
 few older ones (``critic/kl``, ``train/lr(1e-3)``, ``mismatch/…``) are kept because replay meets them in old logs.
@@ -10,8 +6,7 @@ few older ones (``critic/kl``, ``train/lr(1e-3)``, ``mismatch/…``) are kept be
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -233,72 +228,16 @@ SIGNALS: Final[Mapping[str, Signal]] = {signal.name: signal for signal in _SIGNA
 """Every canonical signal by name, in the order in which a person wants to read them."""
 
 
-def _table(trainer: str) -> tuple[tuple[str, tuple[Spelling, ...]], ...]:
+Table = tuple[tuple[str, tuple[Spelling, ...]], ...]
+
+
+def _of_family(trainer: str) -> Table:
     """Signals and spellings of one family of trainers; all of them where the family is not known."""
     rows = ((s.name, tuple(p for p in s.spellings if trainer in ("", p.trainer))) for s in _SIGNALS)
     return tuple((name, spellings) for name, spellings in rows if spellings)
 
 
-_TABLES: Final = {family: _table(family) for family in ("", PPO, SFT)}
-_FAMILIES: Final = {"ppo_v1": PPO, "ppo_legacy": PPO, "sft": SFT}
-
-
-def canonical(metrics: Mapping[str, float], trainer: str = "") -> dict[str, float]:
-    """Turn one step's metrics under verl's keys into canonical signals, in base units.
-
-    ``trainer`` is ``ppo_v1``, ``ppo_legacy`` or ``sft`` as :class:`exporter.protocol.Run` has it; anything else tries
-    every spelling. A value that is no number is left out. NaN and infinities stay, for they are what a detector must
-    see, with one exception: a KL that is not finite while its own coefficient says that no KL term is used.
-
-    >>> canonical({"actor/pg_loss": -0.5, "critic/advantages/max": 2.0, "critic/advantages/min": -1.0})
-    {'loss': -0.5, 'pg_loss': -0.5, 'advantage_spread': 3.0}
-    >>> canonical({"train/loss": 3.5, "train/lr(1e-3)": 0.5}, trainer="sft")
-    {'loss': 3.5, 'lr': 0.0005}
-    >>> canonical({"critic/kl": float("nan"), "critic/kl_coeff": 0.0})
-    {'kl_coef': 0.0}
-    """
-    signals: dict[str, float] = {}
-    for name, spellings in _TABLES[_FAMILIES.get(trainer, "")]:
-        for spelling in spellings:
-            value = _read(metrics, spelling)
-            if value is not None:
-                signals[name] = value
-                break
-    if "kl" in signals and not math.isfinite(signals["kl"]) and signals.get("kl_coef") == 0.0:
-        del signals["kl"]
-    core = [value for value in (_number(metrics[key]) for key in _core_validation(metrics)) if value is not None]
-    if core:
-        signals["val_reward"] = math.fsum(core) / len(core) if all(map(math.isfinite, core)) else math.nan
-    return signals
-
-
-def _read(metrics: Mapping[str, float], spelling: Spelling) -> float | None:
-    if spelling.key not in metrics:
-        return None
-    value = _number(metrics[spelling.key])
-    if value is None or not spelling.minus:
-        return None if value is None else value * spelling.scale
-    other = _number(metrics[spelling.minus]) if spelling.minus in metrics else None
-    return None if other is None else (value - other) * spelling.scale
-
-
-def _number(value: object) -> float | None:
-    """The value as a float, also for numpy scalars; nothing for what is no number."""
-    if type(value) is float:
-        return value
-    if isinstance(value, (str, bytes)):
-        return None
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _core_validation(metrics: Mapping[str, float]) -> Iterable[str]:
-    """Keys of the core validation means: ``val-core/<source>/<variable>/mean@N``, or the older ``val/test_score/…``."""
-    return (
-        key
-        for key in metrics
-        if key.startswith("val")
-        and ((key.startswith("val-core/") and "/mean@" in key) or key.startswith("val/test_score/"))
-    )
+TABLES: Final = {family: _of_family(family) for family in ("", PPO, SFT)}
+"""The table of each family, and of none in particular."""
+FAMILIES: Final = {"ppo_v1": PPO, "ppo_legacy": PPO, "sft": SFT}
+"""Family by the name that a trainer gives itself."""
