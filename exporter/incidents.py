@@ -96,6 +96,16 @@ class Change:
     after: Incident
 
 
+class BookState(msgspec.Struct, kw_only=True):
+    """All that an :class:`IncidentBook` remembers, as plain data."""
+
+    open: list[Incident] = []
+    numbers: dict[Key, int] = {}
+    history: list[Incident] = []
+    notes: list[Verdict] = []
+    opened: dict[tuple[str, str], int] = {}
+
+
 class IncidentBook:
     """All incidents of one run."""
 
@@ -112,6 +122,28 @@ class IncidentBook:
     def __iter__(self) -> Iterator[Incident]:
         """Every incident that is not resolved."""
         return iter(self._open.values())
+
+    def unresolved(self) -> bool:
+        """Whether an incident waits for a person, or for its recovery."""
+        return any(incident.state in ("opened", "mitigating") for incident in self._open.values())
+
+    def state(self) -> BookState:
+        """What :meth:`load` takes; shares nothing that changes with the book."""
+        return BookState(
+            open=list(self._open.values()),
+            numbers=dict(self._numbers),
+            history=list(self.history),
+            notes=list(self.notes),
+            opened=dict(self.opened),
+        )
+
+    def load(self, state: BookState) -> None:
+        """Take over what :meth:`state` gave."""
+        self._open = {incident.key: incident for incident in state.open}
+        self._numbers = dict(state.numbers)
+        self.history = deque(state.history, maxlen=HISTORY)
+        self.notes = deque(state.notes, maxlen=HISTORY)
+        self.opened = dict(state.opened)
 
     def find(self, incident_id: str) -> Incident | None:
         """The incident of that id, open or among the resolved that are remembered."""

@@ -1,4 +1,4 @@
-"""One exporter from start to end: opens the files, replays the journal, ticks, closes. Made and run by the app."""
+"""One exporter from start to end: opens the files, reads them, ticks, tidies up, closes. Made and run by the app."""
 
 from __future__ import annotations
 
@@ -6,49 +6,38 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import IO, Any
-
-from prometheus_client import CollectorRegistry
 
 from exporter.config import Config, ConfigError
 from exporter.detectors.registry import build_detectors
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.store import RecoveryStore
 from exporter.service.admission import Refused
+from exporter.service.archivist import Archivist
 from exporter.service.core import Core
-from exporter.service.exposition import Collector, Ingest
-from exporter.service.journal import FILE_NAME, Entry, Journal, JournalUnavailable
-from exporter.service.recorder import Done, Recorder, ThreadedRecorder
+from exporter.service.exposition import Exposition, Ingest
+from exporter.service.history import Archive
+from exporter.service.journal import FILE_NAME, Journal, JournalForeign, JournalUnavailable
+from exporter.service.recorder import ThreadedRecorder
+from exporter.service.sinks.contract import SinkHealth
 
 log = logging.getLogger("exporter")
 
 RECOVERY_FILE_NAME = "recovery.sqlite3"
 LOCK_FILE_NAME = "lock"
 TICK_SECONDS = 1.0
-REPLAY_SLICE_SECONDS = 0.05
-"""Replay lets others work after as long, so that health checks are answered during it."""
-RETENTION_SECONDS = 30 * 86_400.0
-"""A run that nobody heard of for longer leaves the journal at the next start."""
-
-
-class _LateRecorder:
-    """Stands where the recorder will be: the core is made before there is an event loop to answer to."""
-
-    def __init__(self) -> None:
-        self.real: Recorder | None = None
-
-    def record(self, entry: Entry, done: Done) -> None:
-        assert self.real is not None, "nothing is recorded before the exporter has started"
-        self.real.record(entry, done)
-
-    def delivered(self, position: int) -> None:
-        if self.real is not None:
-            self.real.delivered(position)
+TIDY_SECONDS = 30.0
+"""Between two rounds of the archivist."""
+READ_SLICE_SECONDS = 0.05
+"""Reading the journal lets others work after as long, so that health checks are answered during it."""
+READ_AGAIN_SECONDS = 2.0
+"""A journal that cannot be read is tried again after as long: its disk may come back, or a person restore it."""
 
 
 class Exporter:
@@ -58,77 +47,102 @@ class Exporter:
         config: checked; its ``data_dir`` is made where it is missing.
         clock: Unix seconds.
 
-    Raises :class:`ConfigError` with a sentence where the data folder cannot be used.
+    Raises :class:`ConfigError` with a sentence where the data folder cannot be used. A journal that cannot be read is
+    no such error: the exporter starts, says so, and tries again.
     """
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
         self.config = config
         self.clock = clock
         self.version = _version()
-        self._lock = _take_folder(Path(config.data_dir))
+        self._data_dir = Path(config.data_dir)
+        self._lock = _take_folder(self._data_dir)
         try:
-            self._journal = Journal(Path(config.data_dir) / FILE_NAME)
-            self._store = RecoveryStore(Path(config.data_dir) / RECOVERY_FILE_NAME)
-        except (JournalUnavailable, OSError) as error:
+            self._store = RecoveryStore(self._data_dir / RECOVERY_FILE_NAME)
+        except OSError as error:
             raise ConfigError(str(error)) from error
-        self._recorder = _LateRecorder()
+        self._journal: Journal | None = None
+        self._recorder = ThreadedRecorder()
+        self.archive = Archive(self._data_dir)
         options: Mapping[str, Mapping[str, Any]] = config.detectors
         self.core = Core(
             self._recorder,
             RecoveryEngine(self._store, config.recovery),
             lambda: build_detectors(options),
+            read_snapshot=self.archive.snapshot,
             limits=config.limits,
             rules=config.incidents,
             ended_grace=config.ended_run_grace_seconds,
         )
         self.ingest = Ingest()
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(Collector(self.core, self.ingest, clock, self.version, lambda: self.replayed))
         self.replayed = False
-        self._replay_error = ""
-        self._threaded: ThreadedRecorder | None = None
-        self._work: asyncio.Task[None] | None = None
+        self.archivist: Archivist | None = None
+        self._sink = self._make_sink()
+        self.exposition = Exposition(
+            self.core, self.ingest, clock, self.version, lambda: self.replayed, sinks=self.sinks
+        )
+        self._work: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to replay, then to tick; returns at once."""
-        self._work = asyncio.create_task(self._run(), name="exporter")
+        """Begin to read the journal, then to tick; returns at once."""
+        self._work.append(asyncio.create_task(self._run(), name="exporter"))
 
     async def stop(self) -> None:
-        """Stop ticking, write what is waiting, close the files."""
-        if self._work is not None:
-            self._work.cancel()
+        """Stop ticking, write what is waiting and what a start would otherwise have to read again, close the files."""
+        for task in self._work:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._work
-        if self._threaded is not None:
-            await asyncio.to_thread(self._threaded.close)
-        self._journal.close()
+                await task
+        if self._sink is not None and self.replayed:
+            await asyncio.to_thread(self._sink.stop)
+        if self.replayed:
+            self.core.snapshot_all()
+        await asyncio.to_thread(self._recorder.close)
+        if self.archivist is not None:
+            self.archivist.close()
+        if self._journal is not None:
+            self._journal.close()
         self._store.close()
         self._lock.close()
 
+    def sinks(self) -> tuple[SinkHealth, ...]:
+        """How each sink is."""
+        return () if self._sink is None else (self._sink.health(),)
+
     def reasons_not_ready(self) -> list[str]:
         """Sentences; empty when pushes are taken and kept."""
-        if self._replay_error:
-            return [self._replay_error]
-        if not self.replayed:
+        reasons = self.core.reasons_not_ready()
+        if not self.replayed and not reasons:
             return ["The journal is being read."]
-        return self.core.reasons_not_ready()
+        return reasons
 
     def require_replayed(self) -> None:
         """Raise :class:`Refused` (503) while state is not there yet."""
         if not self.replayed:
-            raise Refused("starting", f"{self.reasons_not_ready()[0]} Try again.", status=503, retry_after=1)
+            wait = 5 if self.core.journal_error else 1
+            raise Refused("starting", f"{self.reasons_not_ready()[0]} Try again.", status=503, retry_after=wait)
+
+    async def forget(self, run_id: str) -> None:
+        """Remove a run from memory and from disk; its lines in the audit log stay.
+
+        Raises :class:`Refused`: 404 where it is not known, 409 while something happens in it, 503 where the disk fails.
+        """
+        self.core.check_forgettable(run_id, self.clock())
+        assert self.archivist is not None, "there is no run before the journal has been read"
+        self.core.roster.forget(run_id)
+        try:
+            await self.archivist.forget([run_id])
+        except JournalUnavailable as error:
+            message = f"{error} The run has left memory and comes back at the next start; send it again."
+            raise Refused("journal", message, status=503, retry_after=5) from None
 
     async def _run(self) -> None:
-        try:
-            await self._replay()
-        except JournalUnavailable as error:
-            self._replay_error = str(error)
-            log.error("%s", error)
-            return
-        self._threaded = ThreadedRecorder(self._journal, asyncio.get_running_loop().call_soon_threadsafe)
-        self._threaded.start()
-        self._recorder.real = self._threaded
+        journal = await self._read_until_it_works()
+        self._recorder.start(journal, asyncio.get_running_loop().call_soon_threadsafe)
         self.replayed = True
+        if self._sink is not None:
+            self._sink.start()
+        self._work.append(asyncio.create_task(self._tidy(), name="archivist"))
         while True:
             try:
                 self.core.tick(self.clock())
@@ -138,19 +152,68 @@ class Exporter:
                 log.exception("The tick failed")
             await asyncio.sleep(TICK_SECONDS)
 
-    async def _replay(self) -> None:
+    async def _read_until_it_works(self) -> Journal:
+        while True:
+            try:
+                if self._journal is None:
+                    self._journal = Journal(self._data_dir / FILE_NAME)
+                if self.archivist is None:
+                    self.archivist = Archivist(
+                        self.core, self._recorder, self._data_dir, self.config.retention, self._needed_from
+                    )
+                await self._read(self._journal)
+            except JournalUnavailable as error:
+                if str(error) != self.core.journal_error:
+                    log.error("%s Pushes are answered 503 until it can.", error)
+                self.core.journal_error = str(error)
+                self.core.clear()
+                if self._journal is not None:
+                    self._journal.close()
+                    self._journal = None
+                await asyncio.sleep(READ_AGAIN_SECONDS)
+            else:
+                self.core.journal_error = ""
+                return self._journal
+
+    async def _read(self, journal: Journal) -> None:
         began = time.monotonic()
-        forgotten = self._journal.forget_before(self.clock() - RETENTION_SECONDS)
-        if forgotten:
-            log.info("Forgot %d entries of runs that were last heard more than 30 days ago", forgotten)
-        count, slice_began = 0, began
-        for _ in self.core.replay(self._journal.read(), self._journal.delivered()):
-            count += 1
-            if time.monotonic() - slice_began > REPLAY_SLICE_SECONDS:
-                await asyncio.sleep(0)
-                slice_began = time.monotonic()
-        seconds = time.monotonic() - began
-        log.info("Read %d entries of the journal in %.2f s: %d runs", count, seconds, len(self.core.runs))
+        await _in_slices(self.core.load(journal.snapshots(), self.clock()))
+        entries = await _in_slices(self.core.replay(journal.read(), journal.delivered()))
+        self.core.keeper.applied = max(self.core.keeper.applied, journal.position)
+        seconds, known = time.monotonic() - began, len(self.core.runs) + len(self.core.roster.dormant)
+        log.info("Read the journal in %.2f s: %d runs, %d entries after their snapshots", seconds, known, entries)
+
+    async def _tidy(self) -> None:
+        assert self.archivist is not None
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            try:
+                await self.archivist.round(self.clock())
+            except Exception:
+                self.core.faults += 1
+                log.exception("The archivist failed")
+
+    def _make_sink(self) -> Any:
+        if self.config.influxdb is None:
+            return None
+        # Late: the client is large, and most exporters have no use for it.
+        from exporter.service.sinks.influx import build_influx_sink
+
+        return build_influx_sink(self.config.influxdb, self.archive, self._data_dir, os.environ, self.clock)
+
+    def _needed_from(self) -> int | None:
+        return None if self._sink is None else int(self._sink.needs_from()) - 1
+
+
+async def _in_slices(work: Iterable[object]) -> int:
+    """Do it all, and let others work in between; how many pieces it had."""
+    count, slice_began = 0, time.monotonic()
+    for _ in work:
+        count += 1
+        if time.monotonic() - slice_began > READ_SLICE_SECONDS:
+            await asyncio.sleep(0)
+            slice_began = time.monotonic()
+    return count
 
 
 def _take_folder(folder: Path) -> IO[bytes]:

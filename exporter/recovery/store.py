@@ -93,6 +93,8 @@ class RecoveryStore:
             self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise OSError(f"The recovery store {path} cannot be used ({error}): check the data directory.") from error
+        self._listed: dict[str, frozenset[str]] = {}
+        self._listed_at = -1
 
     def close(self) -> None:
         self._db.close()
@@ -106,6 +108,15 @@ class RecoveryStore:
         """Runs that have had a recovery."""
         return [run_id for (run_id,) in self._db.execute("SELECT DISTINCT run_id FROM recoveries")]
 
+    def _runs_of(self, what: str) -> frozenset[str]:
+        """Runs with an active recovery, or with an alert that waits: asked at every step, and nearly always none."""
+        if self._listed_at != self.changes:
+            active = self._db.execute(f"SELECT run_id FROM recoveries WHERE stage IN ({_ACTIVE_SQL})").fetchall()
+            pending = self._db.execute("SELECT DISTINCT run_id FROM alerts_seen WHERE state = 'pending'").fetchall()
+            self._listed = {"active": frozenset(r for (r,) in active), "pending": frozenset(r for (r,) in pending)}
+            self._listed_at = self.changes
+        return self._listed[what]
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it returns."""
@@ -114,6 +125,7 @@ class RecoveryStore:
             yield
             self._db.execute("COMMIT")
         except BaseException:
+            self._listed_at = -1
             # SQLite may have ended the transaction by itself (a full disk does that): the reason must not be lost.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -133,6 +145,8 @@ class RecoveryStore:
         return None if row is None else _recovery.decode(row[0])
 
     def active(self, run_id: str) -> Recovery | None:
+        if run_id not in self._runs_of("active"):
+            return None
         row = self._db.execute(
             f"SELECT record FROM recoveries WHERE run_id = ? AND stage IN ({_ACTIVE_SQL})", (run_id,)
         ).fetchone()
@@ -189,6 +203,8 @@ class RecoveryStore:
         )
 
     def pending(self, run_id: str) -> list[SeenAlert]:
+        if run_id not in self._runs_of("pending"):
+            return []
         rows = self._db.execute(
             "SELECT alert, state, kind, recovery_id, first_at, times FROM alerts_seen"
             " WHERE run_id = ? AND state = 'pending' ORDER BY first_at",

@@ -18,11 +18,14 @@ from exporter.protocol import Batch, PushAnswer, decode_batch
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.facts import Alert
 from exporter.recovery.record import Decision
+from exporter.service import intake, snapshot
 from exporter.service.admission import Limits, Refused, check
 from exporter.service.entries import Look, Mark, batch_entry, look_entry, mark_entry, read_look, read_mark
-from exporter.service.journal import Entry
+from exporter.service.journal import Entry, Journal, JournalUnavailable, Snapshot
+from exporter.service.keeping import Keeper, heard
 from exporter.service.recorder import Recorded, Recorder
 from exporter.service.recovery_link import RecoveryLink
+from exporter.service.roster import Roster
 from exporter.service.watch import LOOK_SECONDS, Detectors, Report, WatchedRun
 
 log = logging.getLogger("exporter.core")
@@ -30,8 +33,8 @@ log = logging.getLogger("exporter.core")
 ABANDONED_SECONDS = 7 * 86_400.0
 """A run that fell silent, or ended with something that nobody acknowledged, stays in ``/metrics`` for this long."""
 
-MAX_GPUS = 8192
-"""Of one run."""
+ALIVE_SECONDS = 600.0
+"""A run that is running and was heard within this time cannot be forgotten."""
 
 Answer = Callable[[PushAnswer | Refused], None]
 
@@ -43,6 +46,7 @@ class Core:
         recorder: writes entries and calls back when they are in the journal.
         engine: the recovery engine.
         detectors: makes the detectors of a new run.
+        read_snapshot: the snapshot of a run that is not in memory.
         limits: bounds of what is accepted.
         rules: when an incident is over.
         ended_grace: seconds for which a run that has ended stays in ``/metrics``.
@@ -54,6 +58,7 @@ class Core:
         engine: RecoveryEngine,
         detectors: Callable[[], Detectors],
         *,
+        read_snapshot: Callable[[str], Snapshot | None],
         limits: Limits,
         rules: Rules,
         ended_grace: float,
@@ -65,30 +70,67 @@ class Core:
         self._limits = limits
         self._rules = rules
         self._ended_grace = ended_grace
-        self.runs: dict[str, WatchedRun] = {}
+        self.keeper = Keeper(recorder)
+        self.roster = Roster(self.keeper, read_snapshot, lambda body: snapshot.restore(body, detectors, rules))
         self.unreadable_entries = 0
         self.journal_error = ""
         """Why the newest write to the journal failed; empty while it works."""
         self.accepted = 0
         self.duplicates = 0
+        self.steps = 0
+        """Steps, and parts of steps, accepted."""
+        self.samples = 0
+        """Metric values accepted."""
         self.faults = 0
         """Entries whose effect failed half-way by a fault of ours; they are in the journal and in the log."""
-        self._admitting: set[str] = set()
+        self._arriving: dict[tuple[str, str, int], list[Answer]] = {}
+        """Batches that are on their way to disk, with who else waits for the same one."""
+        self._admitting: dict[str, int] = {}
+        """New runs whose first batches are on their way to disk."""
         self._pending: set[tuple[str, str]] = set()
+
+    @property
+    def runs(self) -> dict[str, WatchedRun]:
+        """The runs in memory."""
+        return self.roster.runs
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def recorder(self) -> Recorder:
+        return self._recorder
 
     # Pushes
 
     def submit(self, batch: Batch, now: float, answer: Answer) -> None:
         """Check a batch and record it; ``answer`` is called when it is in the journal and applied.
 
-        Raises :class:`Refused` at once where the batch breaks a bound.
+        Raises :class:`Refused` at once where the batch breaks a bound, or the journal takes nothing.
         """
         check(batch, self._limits)
-        self._check_room(batch, now)
-        if batch.run.run_id not in self.runs:
-            self._admitting.add(batch.run.run_id)
-        entry = batch_entry(batch, now)
-        self._recorder.record(entry, partial(self._batch_recorded, batch, answer))
+        run_id, sender = batch.run.run_id, batch.sender.id
+        run = self.find(run_id)
+        taken = run.seen.get(sender) if run is not None else None
+        if taken is not None and batch.seq in taken:
+            self.duplicates += 1
+            answer(self._answer(batch, now, duplicate=True))
+            return
+        once = (run_id, sender, batch.seq)
+        waiting = self._arriving.get(once)
+        if waiting is not None:
+            waiting.append(partial(self._answer_again, batch, now, answer))
+            return
+        if self._recorder.full():
+            raise Refused("busy", "The journal's disk does not keep up: send it again.", status=503, retry_after=1)
+        if run is not None:
+            intake.check_room(run, batch, now, self._limits)
+        else:
+            self._check_runs(run_id, now)
+            self._admitting[run_id] = self._admitting.get(run_id, 0) + 1
+        self._arriving[once] = []
+        self._recorder.record(batch_entry(batch, now), partial(self._batch_recorded, batch, answer, run is None))
 
     def accept(self, batch: Batch, now: float) -> PushAnswer:
         """:meth:`submit` for a recorder that writes at once. Raises :class:`Refused`."""
@@ -98,86 +140,129 @@ class Core:
             raise answers[0]
         return answers[0]
 
-    def _check_room(self, batch: Batch, now: float) -> None:
-        run = self.runs.get(batch.run.run_id)
-        if run is None:
-            watched = sum(1 for other in self.runs.values() if self.shown(other, now))
-            watched += len(self._admitting - {batch.run.run_id})
-            if watched >= self._limits.runs:
-                raise Refused(
-                    "too_many_runs",
-                    f"{watched} runs are watched already, and at most {self._limits.runs} are (limits.runs): "
-                    "raise the limit, or wait until the grace time of an ended run is over.",
-                    where="$.run.run_id",
-                    status=429,
-                    retry_after=60,
-                )
-        elif batch.sender.id not in run.state.senders and len(run.state.senders) >= self._limits.senders_per_run:
+    def find(self, run_id: str) -> WatchedRun | None:
+        """The run, from memory or from disk; None where it is not known. Raises :class:`Refused` (503)."""
+        try:
+            return self.roster.find(run_id)
+        except JournalUnavailable as error:
+            self.journal_error = str(error)
+            raise Refused("journal", str(error), status=503, retry_after=5) from None
+
+    def _check_runs(self, run_id: str, now: float) -> None:
+        watched = sum(1 for other in self.runs.values() if self.shown(other, now))
+        watched += len(self._admitting.keys() - {run_id})
+        if watched >= self._limits.runs:
             raise Refused(
-                "too_many_senders",
-                f"Run {run.state.run_id} has {len(run.state.senders)} senders, and at most "
-                f"{self._limits.senders_per_run} are accepted (limits.senders_per_run).",
-                where="$.sender.id",
+                "too_many_runs",
+                f"{watched} runs are watched already, and at most {self._limits.runs} are (limits.runs): "
+                "raise the limit, or wait until the grace time of an ended run is over.",
+                where="$.run.run_id",
                 status=429,
                 retry_after=60,
             )
 
-        elif len(run.state.gpus.keys() | {(gpu.node, gpu.index) for gpu in batch.gpus}) > MAX_GPUS:
-            raise Refused(
-                "too_many_gpus",
-                f"Run {run.state.run_id} would have readings of more than {MAX_GPUS} GPUs.",
-                where="$.gpus",
-                status=429,
-                retry_after=60,
-            )
-
-    def _batch_recorded(self, batch: Batch, answer: Answer, entry: Entry, outcome: Recorded) -> None:
-        self._admitting.discard(entry.run_id)
+    def _batch_recorded(self, batch: Batch, answer: Answer, admitted: bool, entry: Entry, outcome: Recorded) -> None:
+        run_id = entry.run_id
+        if admitted:
+            self._admitting[run_id] -= 1
+            if not self._admitting[run_id]:
+                del self._admitting[run_id]
+        waiting = self._arriving.pop((run_id, batch.sender.id, batch.seq))
         self.journal_error = outcome.error
-        run = self.runs.get(entry.run_id)
         if outcome.error:
+            run = self.runs.get(run_id)
             if run is not None and batch.sender.role == "trainer":
                 # It was heard, though it could not be kept: a full disk here must not look like a silent run there.
                 run.state.last_push = max(run.state.last_push, entry.at)
-            answer(
-                Refused("journal", f"{outcome.error} Nothing was taken over; send it again.", status=503, retry_after=5)
-            )
+            failed = f"{outcome.error} Nothing was taken over; send it again."
+            refused = Refused("journal", failed, status=503, retry_after=5)
+            for one in (answer, *waiting):
+                one(refused)
             return
-        if outcome.position:
-            self._apply(entry, outcome.position, batch)
-            self.accepted += 1
-        else:
-            self.duplicates += 1
-        answer(self._answer(batch, entry.at, duplicate=not outcome.position))
+        self._apply(entry, outcome.position, batch)
+        self.accepted += 1
+        self.steps += len(batch.steps)
+        self.samples += sum(len(step.metrics) for step in batch.steps)
+        answer(self._answer(batch, entry.at, duplicate=False))
+        for one in waiting:
+            one(PushAnswer(accepted_seq=batch.seq))
+
+    def _answer_again(self, batch: Batch, now: float, answer: Answer, first: PushAnswer | Refused) -> None:
+        """The same batch came twice at once; this is the second, when the first one is done."""
+        if isinstance(first, Refused):
+            answer(first)
+            return
+        self.duplicates += 1
+        answer(self._answer(batch, now, duplicate=True))
 
     def _answer(self, batch: Batch, now: float, *, duplicate: bool) -> PushAnswer:
         run = self.runs.get(batch.run.run_id)
-        sender = run.state.senders.get(batch.sender.id) if run is not None else None
+        taken = run.seen.get(batch.sender.id) if run is not None else None
         command = self.link.command(batch.run.run_id, now) if batch.sender.role == "supervisor" else None
         return PushAnswer(
-            accepted_seq=max(batch.seq, sender.highest_seq if sender else 0), duplicate=duplicate, command=command
+            accepted_seq=max(batch.seq, taken.highest if taken else 0), duplicate=duplicate, command=command
         )
 
-    # Replay
+    # Start and end
+
+    def load(self, known: Iterable[Snapshot], now: float) -> Iterator[str]:
+        """Take over the snapshots of all runs; yields after each, so that the caller can let others work in between.
+
+        Raises :class:`JournalUnavailable` where one cannot be read.
+        """
+
+        def awake(summary: snapshot.RunSummary) -> bool:
+            ended = summary.ended_at
+            if now - max(summary.last_push, summary.first_seen) >= ABANDONED_SECONDS:
+                return False
+            recent = ended is None or now - ended < self._ended_grace
+            return recent or summary.unresolved or self.link.holds(summary.run_id)
+
+        yield from self.roster.load(known, awake)
 
     def replay(self, entries: Iterable[Entry], delivered: int) -> Iterator[int]:
-        """Rebuild state; yields the position after each entry, so that the caller can let others work in between.
+        """Apply what came after the snapshots; yields the position after each entry.
 
         ``delivered`` is the position up to which the recovery engine was told; what came after it is told again.
         """
         for entry in entries:
-            run = self.runs.get(entry.run_id)
-            if run is not None and entry.at - run.last_look >= LOOK_SECONDS:
-                # Live detectors remember what they saw: let them see it again. What they concluded is in the journal.
-                run.look(entry.at)
-            self._apply(entry, entry.position, tell=entry.position > delivered)
+            run = self.roster.find(entry.run_id)
+            if run is None or not self.keeper.has(entry.run_id, entry.position):
+                if run is not None and entry.at - run.last_look >= LOOK_SECONDS:
+                    # Live detectors remember what they saw: let them see it again. What they concluded is journalled.
+                    run.look(entry.at)
+                self._apply(entry, entry.position, tell=entry.position > delivered)
             yield entry.position
+
+    def clear(self) -> None:
+        """Forget all runs: the journal will be read again from its beginning."""
+        self.roster.clear()
+        self.keeper.applied = 0
+
+    def check_forgettable(self, run_id: str, now: float) -> None:
+        """Raise :class:`Refused`: 404 where the run is not known, 409 while something still happens in it."""
+        run = self.find(run_id)
+        if run is None:
+            raise Refused("not_found", f"No run {run_id} has ever pushed.", status=404)
+        arriving = any(one == run_id for one, *_ in (*self._arriving, *self._pending))
+        state = self.link.state_of(run_id)
+        if arriving or (run.state.running and now - heard(run) < ALIVE_SECONDS):
+            message = f"Run {run_id} is running: it was heard {max(now - heard(run), 0.0):.0f} s ago. Stop it first."
+            raise Refused("running", message, status=409)
+        if state is not None and state.active is not None:
+            message = f"Recovery {state.active.id} of run {run_id} is under way: wait for its end, or refuse it."
+            raise Refused("running", message, status=409)
+
+    def snapshot_all(self) -> None:
+        """Before the end: what is on disk then is all there is."""
+        if not self.link.waits:
+            self.keeper.take_all(self.runs.values())
 
     # Alerts, operators
 
     def alert(self, alert: Alert, now: float) -> Decision:
         """One alert of a webhook. Raises ``sqlite3.Error`` where the engine cannot keep it: then it must come again."""
-        run = self.runs.get(alert.run_id)
+        run = self.find(alert.run_id)
         decision = self.engine.on_alert(alert, run.facts() if run is not None else None, now)
         if run is not None:
             self._mark_all(run, self.link.marks(run), now)
@@ -188,13 +273,11 @@ class Core:
 
         Raises :class:`Refused` where there is none of that id.
         """
-        for run in self.runs.values():
-            if run.book.find(incident_id) is not None:
-                mark = Mark(action="acknowledge", incidents=[incident_id], who=who)
-                entry = mark_entry(run.state.run_id, mark, now)
-                self._recorder.record(entry, partial(self._acknowledged, run, incident_id, answer))
-                return
-        raise Refused("not_found", f"There is no incident {incident_id}.", status=404)
+        run = self.find(incident_id.rsplit(":", 3)[0])
+        if run is None or run.book.find(incident_id) is None:
+            raise Refused("not_found", f"There is no incident {incident_id}.", status=404)
+        entry = mark_entry(run.state.run_id, Mark(action="acknowledge", incidents=[incident_id], who=who), now)
+        self._recorder.record(entry, partial(self._acknowledged, run, incident_id, answer))
 
     def _acknowledged(
         self,
@@ -223,17 +306,30 @@ class Core:
         for run in list(self.runs.values()):
             self._mark_all(run, self.link.marks(run), now)
             if run.state.ended_at is not None and (run.held is None or self.shown(run, now)):
-                run.held = self.link.holds(run)
+                run.held = self.link.holds(run.state.run_id)
+        if not self.link.waits:
+            self.keeper.take_due(self.runs, lambda run: not self.shown(run, now), now)
+            self._put_to_sleep(now)
+        if self.journal_error:
+            self._recorder.maintain(Journal.probe, self._probed)
+
+    def _put_to_sleep(self, now: float) -> None:
+        busy = {run_id for run_id, *_ in (*self._arriving, *self._pending)}
+        hidden = [run_id for run_id, run in self.runs.items() if run_id not in busy and not self.shown(run, now)]
+        for run_id in hidden:
+            self.roster.put_to_sleep(run_id)
+
+    def _probed(self, error: str) -> None:
+        self.journal_error = error
 
     def shown(self, run: WatchedRun, now: float) -> bool:
         """Whether the run has its series in ``/metrics``: what still needs a person does not leave by itself."""
         state = run.state
-        heard = max(state.last_push, state.supervisor_heard or 0.0, state.first_seen)
-        if now - heard >= ABANDONED_SECONDS:
+        if now - heard(run) >= ABANDONED_SECONDS:
             return False
         if state.ended_at is None or now - state.ended_at < self._ended_grace:
             return True
-        return bool(run.held) or any(incident.state in ("opened", "mitigating") for incident in run.book)
+        return bool(run.held) or run.book.unresolved()
 
     def reasons_not_ready(self) -> list[str]:
         """Sentences; empty when all is well."""
@@ -283,16 +379,20 @@ class Core:
     def _take_effect(self, entry: Entry, position: int, batch: Batch | None, *, tell: bool) -> None:
         run = self.runs.get(entry.run_id)
         reports: list[Report] = []
-        if entry.kind in ("batch", "beat"):
-            batch = decode_batch(entry.body) if batch is None else batch
-            if run is None:
-                run = WatchedRun.new(batch.run, self._make_detectors(), self._rules, entry.at)
-                self.runs[entry.run_id] = run
-            reports = run.apply_batch(batch, entry.at)
-        elif run is not None:
-            if entry.kind == "look":
-                reports = run.apply_look(read_look(entry), entry.at)
-            else:
-                reports = run.apply_mark(read_mark(entry), entry.at)
+        try:
+            if entry.kind in ("batch", "beat"):
+                batch = decode_batch(entry.body) if batch is None else batch
+                if run is None:
+                    run = WatchedRun.new(batch.run, self._make_detectors(), self._rules, entry.at)
+                    self.roster.add(run)
+                intake.take(run, batch, entry.at)
+                reports = run.apply_batch(batch, entry.at)
+            elif run is not None:
+                if entry.kind == "look":
+                    reports = run.apply_look(read_look(entry), entry.at)
+                else:
+                    reports = run.apply_mark(read_mark(entry), entry.at)
+        finally:
+            self.keeper.note(entry.run_id if run is not None else "", position, entry.at)
         if run is not None and tell and self.link.tell(run, reports, entry.at):
             self._recorder.delivered(position)

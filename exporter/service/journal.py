@@ -1,45 +1,74 @@
 """The journal: every entry that changes state, in order, on disk before it counts. Called by the recorders.
 
-One SQLite file in WAL mode. State is never written; it is rebuilt by reading the journal from its beginning. Entries:
+One SQLite file in WAL mode with two things in it. The *entries*, which only ever are added:
 
-- ``batch``: an accepted push, unique by (run, sender, sequence number);
-- ``beat``: a push that only says "still here" (nothing but open phases). The next one of its sender replaces it, so a
-  run of a week does not leave a million of them;
+- ``batch``: an accepted push;
+- ``beat``: a push that only says "still here" (nothing but open phases);
 - ``look``: what the live detectors said at a moment at which it changed an incident;
 - ``mark``: a person or a recovery changed an incident.
+
+And one *snapshot* a run: its whole state after the entry at the snapshot's position. State is rebuilt from the
+snapshots and the entries that came after them, so what is before them may go: :mod:`exporter.service.archivist` moves
+it to the history.
+
+Every entry and snapshot carries a checksum, because SQLite itself notices damage only where it breaks a page's
+structure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["batch", "beat", "look", "mark"]
 
 FILE_NAME = "verl-sentinel.sqlite3"
-VERSION = 1
+VERSION = 2
+ROWS = 256
+"""Most rows of one INSERT. One statement for many rows, because the thread that writes has to win back the
+interpreter's lock after each, against an event loop that is busy."""
 
+COLUMNS = "position, kind, at, run_id, sender, seq, body, crc"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS journal_meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS journal (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    position INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,
     at REAL NOT NULL,
     run_id TEXT NOT NULL,
     sender TEXT,
     seq INTEGER,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    crc INTEGER NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS journal_once ON journal (run_id, sender, seq) WHERE sender IS NOT NULL;
-CREATE INDEX IF NOT EXISTS journal_beats ON journal (run_id, sender) WHERE kind = 'beat';
+CREATE TABLE IF NOT EXISTS snapshots (
+    run_id TEXT PRIMARY KEY,
+    position INTEGER NOT NULL,
+    heard REAL NOT NULL,
+    summary BLOB NOT NULL,
+    body BLOB NOT NULL,
+    crc INTEGER NOT NULL
+);
 """
+_INSERT = f"INSERT INTO journal ({COLUMNS}) VALUES "
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class JournalUnavailable(Exception):
     """The journal cannot be opened, read or written; the text is a sentence for a person."""
+
+
+class JournalDamaged(JournalUnavailable):
+    """The file is there, and what is in it is not what was written."""
+
+
+class JournalForeign(JournalUnavailable):
+    """The file is of another version of this program: waiting does not mend that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,73 +85,162 @@ class Entry:
     position: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of one run after the entry at ``position``."""
+
+    run_id: str
+    position: int
+    heard: float
+    """When the run was last heard, Unix seconds."""
+    body: bytes
+    summary: bytes = b""
+    """What a list shows of a run that is not in memory."""
+
+
 class Journal:
-    """The journal file. One thread at a time may use it."""
+    """The journal file. One thread at a time may use it.
+
+    Raises :class:`JournalUnavailable` where the file cannot be opened, :class:`JournalForeign` where it is not ours.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._db = self._open()
+        self.position = self._highest()
+        """Of the newest entry that is on disk."""
+
+    def _open(self) -> sqlite3.Connection:
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # FULL: what was acknowledged also survives a loss of power. Group commit pays for it.
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-            self._db.execute("INSERT OR IGNORE INTO journal_meta VALUES ('version', ?)", (VERSION,))
+            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                # FULL: what was acknowledged also survives a loss of power. Group commit pays for it.
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA journal_size_limit = 67108864")
+                known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal_meta'").fetchone()
+                if known is None:
+                    db.executescript(_SCHEMA)
+                    db.execute("INSERT OR IGNORE INTO journal_meta VALUES ('version', ?)", (VERSION,))
+                row = db.execute("SELECT value FROM journal_meta WHERE key = 'version'").fetchone()
+            except sqlite3.Error:
+                db.close()
+                raise
         except sqlite3.Error as error:
             raise JournalUnavailable(
-                f"The journal {path} cannot be opened: {error}. Check that the file is a SQLite database of this "
+                f"The journal {self.path} cannot be opened: {error}. Check that the file is a SQLite database of this "
                 "program and that its folder can be written, or name another data_dir."
             ) from error
-        version = self._meta("version")
+        version = int(row[0]) if row else 0
         if version != VERSION:
-            self._db.close()
-            raise JournalUnavailable(
-                f"The journal {path} has version {version}, this program reads version {VERSION}: "
+            db.close()
+            raise JournalForeign(
+                f"The journal {self.path} has version {version}, this program reads version {VERSION}: "
                 "start the release of verl-sentinel that wrote it, or name another data_dir."
             )
+        return db
 
-    def append(self, entries: Sequence[Entry], *, delivered: int = 0) -> list[int]:
-        """Write all entries in one transaction; the position of each, or 0 for one that was there already.
+    def reopen(self) -> None:
+        """Open the file again: what stood in the way (a disk that was full, read-only, gone) may have passed.
+
+        Raises :class:`JournalUnavailable`, and then the old connection is kept. The position never goes back, so that
+        a file that was put in its place does not give a number twice.
+        """
+        fresh = self._open()
+        self._db.close()
+        self._db = fresh
+        self.position = max(self.position, self._highest())
+
+    def append(self, entries: Sequence[Entry], snapshots: Sequence[Snapshot] = (), *, delivered: int = 0) -> list[int]:
+        """Write all of it in one transaction; the position of each entry.
 
         ``delivered`` is the position up to which the recovery engine has been told; it is remembered with the entries.
-        Raises :class:`JournalUnavailable`, and then none is written.
+        Raises :class:`JournalUnavailable`, and then nothing is written.
         """
-        positions = []
+        first = self.position + 1
+        rows = [
+            (first + index, e.kind, e.at, e.run_id, e.sender, e.seq, e.body, zlib.crc32(e.body))
+            for index, e in enumerate(entries)
+        ]
+        # A statement alone is a transaction, and saves two others.
+        alone = len(rows) <= ROWS and not snapshots and not delivered
+        try:
+            with contextlib.nullcontext() if alone else self._writing():
+                self._insert(rows)
+                for s in snapshots:
+                    self._db.execute(
+                        "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
+                        (s.run_id, s.position, s.heard, s.summary, s.body, zlib.crc32(s.body)),
+                    )
+                if delivered:
+                    self._set_meta("delivered", delivered)
+        except (sqlite3.Error, OverflowError) as error:
+            raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
+        self.position += len(rows)
+        return list(range(first, first + len(rows)))
+
+    def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        for start in range(0, len(rows), ROWS):
+            part = rows[start : start + ROWS]
+            values = [value for row in part for value in row]
+            self._db.execute(_INSERT + ", ".join([_ROW] * len(part)), values)
+
+    def probe(self) -> None:
+        """Write something that means nothing, as large as a push. Raises :class:`JournalUnavailable`."""
+        try:
+            self._db.execute("INSERT OR REPLACE INTO journal_meta VALUES ('probe', zeroblob(65536))")
+            self._db.execute("DELETE FROM journal_meta WHERE key = 'probe'")
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
+
+    def delete(self, after: int, upto: int, *, batches: bool) -> None:
+        """Remove the entries at positions from above ``after`` to ``upto``: all, or (``batches`` false) all but batches.
+
+        The highest position is remembered, for the file may be empty afterwards. Raises :class:`JournalUnavailable`.
+        """
+        what = "" if batches else " AND kind != 'batch'"
+        with self._writing():
+            self._set_meta("highest", self.position)
+            self._db.execute(f"DELETE FROM journal WHERE position > ? AND position <= ?{what}", (after, upto))
+
+    def forget(self, run_ids: Sequence[str]) -> None:
+        """Remove all that is known of these runs. Raises :class:`JournalUnavailable`."""
+        with self._writing():
+            self._set_meta("highest", self.position)
+            for run_id in run_ids:
+                self._db.execute("DELETE FROM snapshots WHERE run_id = ?", (run_id,))
+                self._db.execute("DELETE FROM journal WHERE run_id = ?", (run_id,))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            for entry in entries:
-                positions.append(self._insert(entry))
-            if delivered:
-                self._db.execute("INSERT OR REPLACE INTO journal_meta VALUES ('delivered', ?)", (delivered,))
+            yield
             self._db.execute("COMMIT")
         except (sqlite3.Error, OverflowError) as error:
-            if self._db.in_transaction:
-                self._rollback()
+            self._roll_back()
             raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
-        return positions
 
-    def _insert(self, entry: Entry) -> int:
-        cursor = self._db.execute(
-            "INSERT OR IGNORE INTO journal (kind, at, run_id, sender, seq, body) VALUES (?, ?, ?, ?, ?, ?)",
-            (entry.kind, entry.at, entry.run_id, entry.sender, entry.seq, entry.body),
-        )
-        if cursor.rowcount == 0 or cursor.lastrowid is None:
-            return 0
-        if entry.kind == "beat":
-            self._db.execute(
-                "DELETE FROM journal WHERE kind = 'beat' AND run_id = ? AND sender = ? AND position < ?",
-                (entry.run_id, entry.sender, cursor.lastrowid),
-            )
-        return cursor.lastrowid
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        """Every entry in order. Raises :class:`JournalDamaged` where the file is not what was written."""
+        return read_entries(self._db, self.path, after)
 
-    def read(self) -> Iterator[Entry]:
-        """Every entry in order. Raises :class:`JournalUnavailable` where the file is damaged."""
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Position and summary of every run's snapshot, those heard last first; the bodies are read one by one.
+
+        Raises :class:`JournalDamaged`.
+        """
         try:
-            columns = "kind, at, run_id, body, sender, seq, position"
-            for row in self._db.execute(f"SELECT {columns} FROM journal ORDER BY position"):
-                yield Entry(*row)
+            query = "SELECT run_id, position, heard, x'', summary FROM snapshots ORDER BY heard DESC"
+            for fields in self._db.execute(query):
+                yield Snapshot(*fields)
         except sqlite3.Error as error:
-            raise self._unusable(error) from error
+            raise damaged(self.path, str(error)) from error
+
+    def snapshot(self, run_id: str) -> Snapshot | None:
+        """The snapshot of one run. Raises :class:`JournalDamaged`."""
+        return read_snapshot(self._db, self.path, run_id)
 
     def count(self) -> int:
         """Entries in the file."""
@@ -132,33 +250,74 @@ class Journal:
         """Position up to which the recovery engine has surely been told."""
         return self._meta("delivered")
 
-    def forget_before(self, cutoff: float) -> int:
-        """Remove every run whose newest entry is older than ``cutoff`` (Unix seconds); how many entries went."""
-        try:
-            cursor = self._db.execute(
-                "DELETE FROM journal WHERE run_id IN (SELECT run_id FROM journal GROUP BY run_id HAVING max(at) < ?)",
-                (cutoff,),
-            )
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
-        return cursor.rowcount
-
     def close(self) -> None:
         """Close the file; the write-ahead log is folded into it."""
         self._db.close()
 
-    def _unusable(self, error: sqlite3.Error) -> JournalUnavailable:
-        return JournalUnavailable(
-            f"The journal {self.path} cannot be read: {error}. Restore it from a backup, or name another data_dir."
-        )
+    def _highest(self) -> int:
+        try:
+            newest = self._db.execute("SELECT max(position) FROM journal").fetchone()[0] or 0
+            covered = self._db.execute("SELECT max(position) FROM snapshots").fetchone()[0] or 0
+            return max(int(newest), int(covered), self._meta("highest"))
+        except sqlite3.Error as error:
+            raise damaged(self.path, str(error)) from error
 
     def _meta(self, key: str) -> int:
         row = self._db.execute("SELECT value FROM journal_meta WHERE key = ?", (key,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _rollback(self) -> None:
+    def _set_meta(self, key: str, value: int) -> None:
+        self._db.execute("INSERT OR REPLACE INTO journal_meta VALUES (?, ?)", (key, value))
+
+    def _roll_back(self) -> None:
         try:
-            self._db.execute("ROLLBACK")
+            # SQLite may have ended the transaction by itself (a full disk does that).
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
         except sqlite3.Error:
-            # SQLite has ended the transaction by itself (a full disk does that): there is nothing left to undo.
             return
+
+
+def read_entries(
+    db: sqlite3.Connection, path: Path, after: int, *, run_id: str | None = None, limit: int = -1
+) -> Iterator[Entry]:
+    """Entries with a position above ``after``, in order, checked; of one run and at most ``limit`` where given.
+
+    Raises :class:`JournalDamaged`.
+    """
+    only = "" if run_id is None else " AND run_id = ? AND kind = 'batch'"
+    given = (after, limit) if run_id is None else (after, run_id, limit)
+    query = (
+        "SELECT kind, at, run_id, body, sender, seq, position, crc FROM journal"
+        f" WHERE position > ?{only} ORDER BY position LIMIT ?"
+    )
+    try:
+        for *fields, crc in db.execute(query, given):
+            entry = Entry(*fields)
+            if zlib.crc32(entry.body) != crc:
+                raise damaged(path, f"entry {entry.position} does not match its checksum")
+            yield entry
+    except sqlite3.Error as error:
+        raise damaged(path, str(error)) from error
+
+
+def read_snapshot(db: sqlite3.Connection, path: Path, run_id: str) -> Snapshot | None:
+    """The snapshot of one run, checked. Raises :class:`JournalDamaged`."""
+    try:
+        query = "SELECT run_id, position, heard, body, summary, crc FROM snapshots WHERE run_id = ?"
+        row = db.execute(query, (run_id,)).fetchone()
+    except sqlite3.Error as error:
+        raise damaged(path, str(error)) from error
+    if row is None:
+        return None
+    *fields, crc = row
+    if zlib.crc32(fields[3]) != crc:
+        raise damaged(path, f"the snapshot of run {run_id} does not match its checksum")
+    return Snapshot(*fields)
+
+
+def damaged(path: Path, what: str) -> JournalDamaged:
+    return JournalDamaged(
+        f"The journal {path} cannot be read: {what}. Restore it from a backup, keep what can be read with "
+        "'verl-sentinel journal repair', or name another data_dir."
+    )

@@ -33,6 +33,11 @@ class RecoveryLink:
         """Why the recovery store cannot be used; empty while it can."""
         self._untold: deque[tuple[WatchedRun, Report, float]] = deque()
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is something that the engine has not been told. What a snapshot covers is not told again."""
+        return bool(self._untold)
+
     def tell(self, run: WatchedRun, reports: Iterable[Report], now: float) -> bool:
         """Tell the engine what happened, in order; whether it knows everything now."""
         for report in reports:
@@ -91,9 +96,9 @@ class RecoveryLink:
             self._failed(error)
             return None
 
-    def holds(self, run: WatchedRun) -> bool:
+    def holds(self, run_id: str) -> bool:
         """Whether a recovery of the run is under way, or failed and waits for a person to take note."""
-        state = self.state_of(run.state.run_id)
+        state = self.state_of(run_id)
         return state is not None and (state.failed or state.active is not None)
 
     def marks(self, run: WatchedRun) -> list[Mark]:

@@ -33,6 +33,7 @@ from exporter.protocol import (
 )
 from exporter.recovery.facts import Checkpoint, OpenIncident, RunFacts
 from exporter.service.entries import Look, Mark
+from exporter.service.sequences import Sequences
 from exporter.service.state import RecentStep, RunState, SenderState
 from exporter.signals import canonical
 
@@ -87,6 +88,8 @@ class WatchedRun:
     detector_faults: Counter[str] = field(default_factory=Counter)
     """Exceptions of each detector: it is left out of that step or look, and the others go on."""
     reports: list[Report] = field(default_factory=list)
+    seen: dict[str, Sequences] = field(default_factory=dict)
+    """Sequence numbers taken, by sender."""
 
     @classmethod
     def new(cls, run: Run, detectors: Detectors, rules: Rules, at: float) -> WatchedRun:

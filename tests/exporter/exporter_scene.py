@@ -104,7 +104,15 @@ class Scene:
         self.journal = Journal(self.folder / FILE_NAME)
         self.store = RecoveryStore(self.folder / "recovery.sqlite3")
         self.engine = RecoveryEngine(self.store, self._policy)
-        self.core = Core(DirectRecorder(self.journal), self.engine, self._detectors, **self._core_options)
+        self.core = Core(
+            DirectRecorder(self.journal),
+            self.engine,
+            self._detectors,
+            read_snapshot=self.journal.snapshot,
+            **self._core_options,
+        )
+        for _ in self.core.load(self.journal.snapshots(), self.now):
+            pass
         for _ in self.core.replay(self.journal.read(), self.journal.delivered()):
             pass
 
@@ -133,7 +141,9 @@ class Scene:
             self.core.tick(self.now)
 
     def run(self, run: str = "r") -> Any:
-        return self.core.runs[run]
+        found = self.core.find(run)
+        assert found is not None, f"no run {run}"
+        return found
 
     def incidents(self, run: str = "r") -> dict[str, Any]:
         """Open incidents by detector."""

@@ -14,7 +14,15 @@ from exporter_scene import Scene, batch
 from exporter.protocol import AttemptStarted, GpuReading, OpenPhase, PhaseReport, RolloutCounts, Step
 from exporter.service.admission import Refused
 from exporter.service.entries import batch_entry
-from exporter.service.journal import FILE_NAME, Entry, Journal, JournalUnavailable
+from exporter.service.journal import (
+    FILE_NAME,
+    Entry,
+    Journal,
+    JournalDamaged,
+    JournalForeign,
+    JournalUnavailable,
+    Snapshot,
+)
 from exporter.service.recorder import Recorded, ThreadedRecorder
 
 
@@ -29,27 +37,52 @@ def journal(tmp_path: Path) -> Any:
     journal.close()
 
 
-def test_an_entry_is_written_once(journal: Journal) -> None:
-    first = journal.append([entry(1), entry(2), entry(1)])
-    assert first == [1, 2, 0]
-    again, new = journal.append([entry(2), entry(3)])
-    assert again == 0
-    assert new > 2
-    assert [e.seq for e in journal.read()] == [1, 2, 3]
+def test_positions_go_on_where_they_were_also_when_the_file_has_been_emptied(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / FILE_NAME)
+    assert journal.append([entry(1), entry(2)]) == [1, 2]
+    journal.delete(0, 2, batches=True)
+    journal.close()
+    journal = Journal(tmp_path / FILE_NAME)
+    assert journal.append([entry(3)]) == [3]
+    assert [e.seq for e in journal.read()] == [3]
+    journal.close()
 
 
-def test_once_means_by_run_and_sender(journal: Journal) -> None:
-    assert 0 not in journal.append([entry(1), entry(1, run="q"), entry(1, sender="t")])
+def test_more_entries_than_one_statement_holds_are_written_in_order(journal: Journal) -> None:
+    assert journal.append([entry(seq) for seq in range(1, 1001)]) == list(range(1, 1001))
+    assert [e.seq for e in journal.read(after=990)] == list(range(991, 1001))
 
 
-def test_a_beat_replaces_the_one_before_it_of_its_sender(journal: Journal) -> None:
-    journal.append([entry(1, kind="beat"), entry(1, sender="t", kind="beat"), entry(2)])
-    journal.append([entry(3, kind="beat")])
-    assert [(e.kind, e.sender, e.seq) for e in journal.read()] == [
-        ("beat", "t", 1),
-        ("batch", "s", 2),
-        ("beat", "s", 3),
-    ]
+def test_deleting_can_spare_what_the_history_wants(journal: Journal) -> None:
+    journal.append([entry(1), entry(2, kind="beat"), entry(3), entry(4, kind="beat")])
+    journal.delete(0, 3, batches=False)
+    assert [e.seq for e in journal.read()] == [1, 3, 4]
+    journal.delete(1, 3, batches=True)
+    assert [e.seq for e in journal.read()] == [1, 4]
+
+
+def test_a_run_that_is_forgotten_leaves_the_others_whole(journal: Journal) -> None:
+    journal.append(
+        [entry(1, run="old"), entry(1, run="new")], [Snapshot("old", 1, 1.0, b"s"), Snapshot("new", 2, 1.0, b"s")]
+    )
+    journal.forget(["old"])
+    assert [e.run_id for e in journal.read()] == ["new"]
+    assert [s.run_id for s in journal.snapshots()] == ["new"]
+    assert journal.snapshot("old") is None
+
+
+@pytest.mark.parametrize("table", ["journal", "snapshots"])
+def test_a_bit_that_flipped_in_a_body_is_found(tmp_path: Path, table: str) -> None:
+    journal = Journal(tmp_path / FILE_NAME)
+    journal.append([entry(1)], [Snapshot("r", 1, 1.0, b"body")])
+    journal.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as db:
+        db.execute(f"UPDATE {table} SET body = x'00'")
+    db.close()
+    journal = Journal(tmp_path / FILE_NAME)
+    with pytest.raises(JournalDamaged, match="does not match its checksum"):
+        [*journal.read(), journal.snapshot("r")]
+    journal.close()
 
 
 @pytest.mark.parametrize(
@@ -67,12 +100,6 @@ def test_only_what_says_nothing_but_still_here_is_a_beat(fields: Any, kind: str)
     assert batch_entry(batch(**fields), 1.0).kind == kind
 
 
-def test_runs_nobody_heard_of_for_long_are_forgotten_and_others_kept_whole(journal: Journal) -> None:
-    journal.append([entry(1, run="old", at=1.0), entry(1, run="new", at=2.0), entry(2, run="new", at=100.0)])
-    assert journal.forget_before(50.0) == 1
-    assert [e.run_id for e in journal.read()] == ["new", "new"]
-
-
 def test_a_file_that_is_no_database_is_named_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"this is not a database" * 100)
     with pytest.raises(JournalUnavailable, match=r"cannot be opened: file is not a database\. Check that"):
@@ -85,7 +112,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     db.execute("UPDATE journal_meta SET value = 99 WHERE key = 'version'")
     db.commit()
     db.close()
-    with pytest.raises(JournalUnavailable, match="has version 99, this program reads version 1"):
+    with pytest.raises(JournalForeign, match="has version 99, this program reads version 2"):
         Journal(tmp_path / FILE_NAME)
 
 
@@ -115,10 +142,10 @@ class FailingJournal:
         self._journal = journal
         self.full = False
 
-    def append(self, entries: Any, *, delivered: int = 0) -> list[int]:
+    def append(self, entries: Any, snapshots: Any = (), *, delivered: int = 0) -> list[int]:
         if self.full:
             raise JournalUnavailable("The journal j cannot be written: database or disk is full.")
-        return self._journal.append(entries, delivered=delivered)
+        return self._journal.append(entries, snapshots, delivered=delivered)
 
 
 def test_a_push_that_cannot_be_kept_is_refused_changes_nothing_and_can_be_sent_again(scene: Scene) -> None:
@@ -148,26 +175,25 @@ def test_the_thread_answers_in_the_order_of_the_journal_and_writes_what_waits_be
         with lock:
             call()
 
-    recorder = ThreadedRecorder(journal, soon)
+    recorder = ThreadedRecorder()
     for seq in range(1, 1001):
         recorder.record(entry(seq), lambda e, outcome: answers.append((e.seq, outcome.position)))
-    recorder.start()
+    recorder.start(journal, soon)
     recorder.close()
     assert answers == [(seq, seq) for seq in range(1, 1001)]
     assert journal.count() == 1000
+    assert recorder.health.entries == 1000
+    assert sum(recorder.health.commit_counts) == recorder.health.commits
 
 
 def test_the_thread_survives_an_entry_that_cannot_be_written(journal: Journal) -> None:
     outcomes: list[Recorded] = []
-    recorder = ThreadedRecorder(journal, lambda call: call())
-    recorder.record(entry(2**70), lambda e, outcome: outcomes.append(outcome))
-    recorder.start()
-    recorder.close()
+    for seq in (2**70, 1):
+        recorder = ThreadedRecorder()
+        recorder.record(entry(seq), lambda e, outcome: outcomes.append(outcome))
+        recorder.start(journal, lambda call: call())
+        recorder.close()
     assert outcomes[0].error
-    recorder = ThreadedRecorder(journal, lambda call: call())
-    recorder.record(entry(1), lambda e, outcome: outcomes.append(outcome))
-    recorder.start()
-    recorder.close()
     assert outcomes[1].position == 1
 
 

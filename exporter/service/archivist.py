@@ -1,0 +1,175 @@
+"""The archivist: keeps the journal short and the history within its bounds, in the background. Run by the app.
+
+What snapshots cover is not needed to rebuild state. So it goes from the journal: heartbeats and the like at once,
+pushes into the history, compressed, when the journal has grown. Reading and compressing happen in another thread on a
+connection of its own; only deleting goes through the recorder, between two transactions of the ingest, in slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.service.core import Core
+from exporter.service.history import FILE_NAME, GIB, Archive, History, Retention, pack
+from exporter.service.journal import Entry, Journal, JournalUnavailable
+from exporter.service.recorder import Recorder
+
+log = logging.getLogger("exporter.archivist")
+
+KEEP_BYTES = 64 * 1024 * 1024
+"""Pushes that are kept in the journal before they are moved: the more at once, the better they compress."""
+
+MOVE_BYTES = 16 * 1024 * 1024
+"""Most bytes that are read, compressed and moved in one go."""
+
+MOVE_ENTRIES = 20_000
+DELETE_SLICE = 2000
+"""Positions that are deleted in one transaction: the ingest waits for as long."""
+
+
+@dataclass
+class ArchivistHealth:
+    """Figures for ``/metrics``."""
+
+    journal_bytes: int = 0
+    """Pushes in the journal that are not in the history yet, as far as they were counted."""
+    history_bytes: int = 0
+    moved_entries: int = 0
+    trimmed_blocks: int = 0
+    """Blocks of the history that the retention removed."""
+    forgotten_runs: int = 0
+    failures: int = 0
+    error: str = ""
+    """Why the newest round failed; empty where it did not."""
+
+
+class Archivist:
+    """One data folder.
+
+    Args:
+        core: knows what snapshots cover.
+        recorder: deletes from the journal.
+        data_dir: the folder.
+        retention: what may stay, and for how long.
+        needed_from: position up to which every reader with a cursor (a sink) has read; what comes after it stays.
+        keep_bytes: pushes that stay in the journal.
+
+    Raises :class:`JournalUnavailable` where the history cannot be opened.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        recorder: Recorder,
+        data_dir: Path,
+        retention: Retention,
+        needed_from: Callable[[], int | None],
+        *,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> None:
+        self._core = core
+        self._recorder = recorder
+        self._archive = Archive(data_dir)
+        self._history = History(data_dir / FILE_NAME)
+        self._retention = retention
+        self._needed_from = needed_from
+        self._keep_bytes = keep_bytes
+        self._pruned = 0
+        self.health = ArchivistHealth()
+
+    def close(self) -> None:
+        self._history.close()
+
+    async def round(self, now: float) -> None:
+        """One round of everything; what fails is noted in :attr:`health` and tried again in the next."""
+        try:
+            await self._prune()
+            await self._move()
+            await self._trim(now)
+            await self._forget_old(now)
+            self.health.error = ""
+        except JournalUnavailable as error:
+            self.health.failures += 1
+            if str(error) != self.health.error:
+                log.error("%s The journal grows until it can.", error)
+            self.health.error = str(error)
+
+    async def forget(self, run_ids: list[str]) -> None:
+        """Remove runs from journal and history. Raises :class:`JournalUnavailable`."""
+        await self._maintain(lambda journal: journal.forget(run_ids))
+        await asyncio.to_thread(self._history.forget, run_ids)
+
+    async def _prune(self) -> None:
+        """Beats, looks and marks that a snapshot covers are of no use to anybody."""
+        covered = self._core.keeper.covered_upto()
+        await self._delete(self._pruned, covered, batches=False)
+        self._pruned = max(self._pruned, covered)
+
+    async def _move(self) -> None:
+        done = await asyncio.to_thread(self._history.upto)
+        # A start after a crash in between: moved already, and not deleted yet.
+        first = await asyncio.to_thread(self._archive.first_position)
+        if first and first <= done:
+            await self._delete(first - 1, done, batches=True)
+        total = await asyncio.to_thread(self._archive.pushed_bytes)
+        self.health.journal_bytes = total
+        while total > self._keep_bytes:
+            covered, needed = self._core.keeper.covered_upto(), self._needed_from()
+            upto = covered if needed is None else min(covered, needed)
+            entries = await asyncio.to_thread(self._next, done, upto)
+            if not entries:
+                return
+            last = entries[-1].position
+            blocks = await asyncio.to_thread(pack, entries)
+            await asyncio.to_thread(self._history.add, blocks, last)
+            await self._delete(done, last, batches=True)
+            self.health.moved_entries += len(entries)
+            total -= sum(len(entry.body) for entry in entries)
+            self.health.journal_bytes = max(total, 0)
+            done = last
+
+    def _next(self, after: int, upto: int) -> list[Entry]:
+        found: list[Entry] = []
+        size = 0
+        for entry in self._archive.entries(after, MOVE_ENTRIES):
+            if entry.position > upto or size > MOVE_BYTES:
+                break
+            found.append(entry)
+            size += len(entry.body)
+        return found
+
+    async def _delete(self, after: int, upto: int, *, batches: bool) -> None:
+        for start in range(after, upto, DELETE_SLICE):
+            end = min(start + DELETE_SLICE, upto)
+            await self._maintain(lambda journal, a=start, b=end: journal.delete(a, b, batches=batches))  # type: ignore[misc]
+
+    async def _trim(self, now: float) -> None:
+        before, most = now - self._retention.days * 86_400.0, int(self._retention.gigabytes * GIB)
+        while gone := await asyncio.to_thread(self._history.trim, before=before, most_bytes=most):
+            self.health.trimmed_blocks += gone
+        self.health.history_bytes = await asyncio.to_thread(self._history.bytes)
+
+    async def _forget_old(self, now: float) -> None:
+        cutoff = now - self._retention.days * 86_400.0
+        old = [
+            run_id
+            for run_id, it in self._core.roster.dormant.items()
+            if max(it.last_push, it.first_seen, it.ended_at or 0.0) < cutoff
+        ]
+        if old:
+            for run_id in old:
+                self._core.roster.forget(run_id)
+            await self.forget(old)
+            self.health.forgotten_runs += len(old)
+            log.info("Forgot %d runs that were last heard more than %g days ago", len(old), self._retention.days)
+
+    async def _maintain(self, work: Callable[[Journal], None]) -> None:
+        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._recorder.maintain(work, lambda error: None if done.done() else done.set_result(error))
+        error = await done
+        if error:
+            raise JournalUnavailable(error)
