@@ -9,8 +9,17 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isnan, nan
+from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Integers = array[int]
+    Numbers = array[float]
+else:
+    # A snapshot evaluates the annotations below, and before Python 3.12 an array takes no parameter.
+    Integers = Numbers = array
 
 RECENT_STEPS = 256
 """Steps of a run whose signals are remembered."""
@@ -19,14 +28,6 @@ _pack = struct.Struct("<d").pack
 _ABSENT_BITS = struct.pack("<Q", 0x7FF8_5665_726C_0001)
 _ABSENT: float = struct.unpack("<d", _ABSENT_BITS)[0]
 """In a column: the step did not have the signal. A NaN of its own, told by its bits from the NaN that a step has."""
-
-
-def _integers() -> array[int]:
-    return array("q")
-
-
-def _numbers() -> array[float]:
-    return array("d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,8 @@ class RecentStep:
     signals: dict[str, float]
 
 
-@dataclass
 class RecentSteps:
-    """A ring of the newest :data:`RECENT_STEPS` steps. Its fields are what a snapshot keeps; others use the methods.
+    """A ring of the newest :data:`RECENT_STEPS` steps.
 
     >>> recent = RecentSteps()
     >>> recent.append(7, 1, 100.0, {"loss": 0.5})
@@ -52,13 +52,33 @@ class RecentSteps:
     [(7, {'loss': 0.5}), (8, {'loss': 0.25, 'kl': nan})]
     """
 
-    steps: array[int] = field(default_factory=_integers)
-    attempts: array[int] = field(default_factory=_integers)
-    times: array[float] = field(default_factory=_numbers)
-    columns: dict[str, array[float]] = field(default_factory=dict)
-    """Signal to values, one for each step; a signal that appears later is filled up with "absent" before."""
-    oldest: int = 0
-    """Slot of the oldest step, which the next one replaces when the ring is full."""
+    __slots__ = ("attempts", "columns", "oldest", "steps", "times")
+
+    def __init__(self) -> None:
+        self.steps: array[int] = array("q")
+        self.attempts: array[int] = array("q")
+        self.times: array[float] = array("d")
+        self.columns: dict[str, array[float]] = {}
+        """Signal to values, one for each step; a signal that appears later is filled up with "absent" before."""
+        self.oldest = 0
+        """Slot of the oldest step, which the next one replaces when the ring is full."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it as plain data, for a snapshot; the numbers as bytes of the machine's own order."""
+        return {
+            "steps": self.steps.tobytes(),
+            "attempts": self.attempts.tobytes(),
+            "times": self.times.tobytes(),
+            "columns": {name: column.tobytes() for name, column in self.columns.items()},
+            "oldest": self.oldest,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.steps, self.attempts = array("q", state["steps"]), array("q", state["attempts"])
+        self.times = array("d", state["times"])
+        self.columns = {name: array("d", column) for name, column in state["columns"].items()}
+        self.oldest = state["oldest"]
 
     def __len__(self) -> int:
         return len(self.steps)

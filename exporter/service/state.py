@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from exporter.detectors.base import LiveView
 from exporter.protocol import (
@@ -27,6 +28,10 @@ from exporter.protocol import (
 )
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.admission import MAX_OPEN_PHASES
+from exporter.service.goodput import Goodput
+from exporter.service.phases import PhaseTimes
+from exporter.service.recent import RecentSteps
+from exporter.service.sequences import Sequences
 
 DURATION_BUCKETS = (
     0.1,
@@ -55,23 +60,25 @@ SUPERVISED_SECONDS = 30.0
 REMEMBERED = 1000
 """Checkpoints and attempts that are remembered for a run."""
 
-RECENT_STEPS = 256
-"""Steps whose signals the API can show."""
+MANY_SENDERS = 1000
+SILENT_SENDER_SECONDS = 7 * 86_400.0
+"""Where a run has many senders, those that were silent for this long are forgotten; their totals stay."""
 
 
 @dataclass
 class Durations:
-    """A histogram of seconds."""
+    """A histogram of seconds. What is no number, is negative or without end is no duration, and left out."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS) + 1))
     total: float = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(DURATION_BUCKETS, seconds)] += 1
-        self.total += seconds
+        if 0.0 <= seconds < inf:
+            self.counts[bisect_left(DURATION_BUCKETS, seconds)] += 1
+            self.total += seconds
 
 
-@dataclass
+@dataclass(slots=True)
 class SenderState:
     """One process that pushes."""
 
@@ -82,20 +89,13 @@ class SenderState:
     rollout: RolloutCounts = field(default_factory=RolloutCounts)
     phase: PhaseReport | None = None
     phase_at: float = 0.0
-    phase_seq: int = 0
     hooks: HooksReported | None = None
     counts_as: int = 0
     """The attempt of a trainer that counts its own from 1 again; 0 for every other sender."""
-
-
-@dataclass
-class RecentStep:
-    """One logged step as the API shows it."""
-
-    step: int
-    attempt: int
-    at: float
-    signals: dict[str, float]
+    logged: Sequences | None = None
+    """Training steps that it logged, in whatever order their batches came."""
+    said: float = 0.0
+    """When it logged the newest of them, by its own clock; 0 where it did not say."""
 
 
 @dataclass
@@ -126,13 +126,20 @@ class RunState:
     steps_this_attempt: int = 0
     steps_total: int = 0
     late_steps: int = 0
-    """Parts of steps that came after a newer step or attempt: remembered nowhere, judged by nobody."""
+    """Parts of steps that came after a newer step of the same process, or after a newer attempt had begun: a step that
+    was not known yet is counted in every total, but judged by nobody and never the current one."""
     signals: dict[str, float] = field(default_factory=dict)
     """Newest value of each signal in this attempt."""
     step_signals: set[str] = field(default_factory=set)
     """Signals of the current step that were judged already."""
-    recent: deque[RecentStep] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    recent: RecentSteps = field(default_factory=RecentSteps)
     durations: Durations = field(default_factory=Durations)
+    phase_times: PhaseTimes = field(default_factory=PhaseTimes)
+    goodput: Goodput = field(default_factory=Goodput)
+    rollouts_succeeded: int = 0
+    rollouts_failed: int = 0
+    rollouts_cancelled: int = 0
+    """Requests over all senders there were."""
     senders: dict[str, SenderState] = field(default_factory=dict)
     gpus: dict[tuple[str, int], tuple[GpuReading, float]] = field(default_factory=dict)
     checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -140,11 +147,18 @@ class RunState:
     attempts: deque[AttemptFacts] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     config: Mapping[str, Scalar] = field(default_factory=dict)
     configured_by: str = ""
+    forgotten_attempt: int = 0
+    """The newest attempt that had a sender which was forgotten. An unknown sender of it, or of an older one, may be one
+    of those, and what it tells is not counted again."""
+    tidy_at: int = MANY_SENDERS
+    """How many senders there have to be before silent ones are looked for."""
 
     def hear(self, batch: Batch, at: float) -> SenderState:
         """Note who is speaking, and what the run is called."""
         sender = self.senders.get(batch.sender.id)
         if sender is None:
+            if len(self.senders) >= self.tidy_at:
+                self._forget_silent_senders(at)
             sender = self.senders[batch.sender.id] = SenderState(batch.sender.role, batch.run.attempt)
         sender.last_heard = at
         sender.attempt = max(sender.attempt, batch.run.attempt)
@@ -155,15 +169,28 @@ class RunState:
             # A GPU sampler, or what is left of an attempt that is over, may outlive a trainer that hangs.
             self.last_push = at
         known, said = self.identity, batch.run
-        self.identity = Run(
+        merged = Run(
             run_id=self.run_id,
             attempt=self.attempt,
             project=said.project or known.project,
             experiment=said.experiment or known.experiment,
             trainer=said.trainer or known.trainer,
             verl_version=said.verl_version or known.verl_version,
+            cohort=said.cohort or known.cohort,
         )
+        if merged != known:
+            self.identity = merged
         return sender
+
+    def forgotten(self, sender_id: str, attempt: int) -> bool:
+        """Whether a sender may be one that was forgotten: then what it says was counted, or nobody knows."""
+        return attempt <= self.forgotten_attempt and attempt < self.attempt and sender_id not in self.senders
+
+    def _forget_silent_senders(self, at: float) -> None:
+        gone = [name for name, one in self.senders.items() if at - one.last_heard >= SILENT_SENDER_SECONDS]
+        for name in gone:
+            self.forgotten_attempt = max(self.forgotten_attempt, self.senders.pop(name).attempt)
+        self.tidy_at = max(MANY_SENDERS, 2 * len(self.senders))
 
     def begin_attempt(self, number: int, resume_step: int | None, at: float) -> None:
         """A new attempt."""
@@ -173,6 +200,8 @@ class RunState:
 
     def new_trainer(self, at: float) -> None:
         """Another process trains now: what described the old one is gone, and silence counts from here."""
+        self.goodput.began(at)
+        self.phase_times.new_trainer()
         self.last_push = at
         self.current = None
         self.current_sender = ""
@@ -206,6 +235,7 @@ class RunState:
 
     def finished(self, event: RunFinished, at: float) -> None:
         """verl closed its tracking. Where a supervisor watches, only it knows whether that was expected."""
+        self.goodput.ended(at, said=event.time, clean=not event.exit_code)
         self._end(event.exit_code, at, False, f"verl ended with exit code {event.exit_code}" if event.exit_code else "")
         self.finished_only = True
 
@@ -216,6 +246,7 @@ class RunState:
         if event.last_output and not event.expected:
             summary += f"; its last line was: {event.last_output[-1].strip()[:300]}"
         code = event.exit_code if event.signal is None else -event.signal
+        self.goodput.ended(at, said=event.time, clean=event.expected and code == 0)
         self._end(code, at, not event.expected, summary)
 
     def _end(self, code: int | None, at: float, unexpected: bool, summary: str) -> None:
@@ -242,22 +273,25 @@ class RunState:
         was = sender.rollout
         if counts.succeeded + counts.failed + counts.cancelled < was.succeeded + was.failed + was.cancelled:
             return
-        sender.rollout = RolloutCounts(
+        now = sender.rollout = RolloutCounts(
             succeeded=max(was.succeeded, counts.succeeded),
             failed=max(was.failed, counts.failed),
             cancelled=max(was.cancelled, counts.cancelled),
             in_flight=counts.in_flight,
         )
+        self.rollouts_succeeded += now.succeeded - was.succeeded
+        self.rollouts_failed += now.failed - was.failed
+        self.rollouts_cancelled += now.cancelled - was.cancelled
 
     def rollouts(self) -> RolloutCounts:
         """Requests over all senders and attempts; in flight only those of the attempt that runs."""
-        succeeded = failed = cancelled = in_flight = 0
-        for sender in self.senders.values():
-            succeeded += sender.rollout.succeeded
-            failed += sender.rollout.failed
-            cancelled += sender.rollout.cancelled
-            in_flight += sender.rollout.in_flight if self.running and sender.attempt == self.attempt else 0
-        return RolloutCounts(succeeded=succeeded, failed=failed, cancelled=cancelled, in_flight=in_flight)
+        of_this = (s.rollout.in_flight for s in self.senders.values() if s.attempt == self.attempt)
+        return RolloutCounts(
+            succeeded=self.rollouts_succeeded,
+            failed=self.rollouts_failed,
+            cancelled=self.rollouts_cancelled,
+            in_flight=sum(of_this) if self.running else 0,
+        )
 
     def open_phases(self, now: float) -> dict[str, float]:
         """Phases that are open, with their age in seconds at ``now``; of several senders the oldest counts."""
@@ -301,7 +335,6 @@ class RunState:
 
     def view(self, now: float) -> LiveView:
         """The run as live detectors see it."""
-        rollouts = self.rollouts()
         return LiveView(
             now=now,
             step=self.step_in_progress(),
@@ -310,8 +343,8 @@ class RunState:
             running=self.running,
             last_push=self.last_push or self.first_seen,
             open_phases=self.open_phases(now),
-            rollouts_succeeded=rollouts.succeeded,
-            rollouts_failed=rollouts.failed,
+            rollouts_succeeded=self.rollouts_succeeded,
+            rollouts_failed=self.rollouts_failed,
             exit_code=self.exit_code,
             exited_unexpectedly=self.ended_badly(now),
             exit_summary=self.exit_summary,

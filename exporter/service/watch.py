@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -29,15 +30,19 @@ from exporter.protocol import (
     RunStarted,
     Step,
     WeightsSynced,
-    number,
+    numbers,
 )
 from exporter.recovery.facts import Checkpoint, OpenIncident, RunFacts
 from exporter.service.entries import Look, Mark
+from exporter.service.goodput import note
 from exporter.service.sequences import Sequences
-from exporter.service.state import RecentStep, RunState, SenderState
-from exporter.signals import canonical
+from exporter.service.state import RunState, SenderState
+from exporter.signals import Plan, plan_of
 
 log = logging.getLogger("exporter.watch")
+
+PAUSES = frozenset(("save_checkpoint", "testing"))
+"""Phases that make a step long every time."""
 
 LOOK_SECONDS = 1.0
 """On replay the live detectors are asked no more often than the tick asks them."""
@@ -105,7 +110,11 @@ class WatchedRun:
         if counts_as:
             batch = replace(batch, run=replace(batch.run, attempt=counts_as))
         attempt = batch.run.attempt
+        forgotten = state.forgotten(batch.sender.id, attempt)
         sender = state.hear(batch, at)
+        if forgotten:
+            state.late_steps += len(batch.steps)
+            return self.reports
         sender.counts_as = counts_as
         for event in batch.events:
             if isinstance(event, AttemptStarted):
@@ -120,7 +129,7 @@ class WatchedRun:
         elif batch.rollout is not None:
             state.count_rollouts(sender, batch.rollout)
         for step in batch.steps:
-            self._step(step, batch, at)
+            self._step(step, batch, sender, at)
         for event in batch.events:
             self._other_event(event, sender, attempt, at)
         return self.reports
@@ -208,54 +217,99 @@ class WatchedRun:
         if not stale and state.running:
             sender.phase, sender.phase_at = batch.phase, at
         for phase in batch.phase.closed:
+            state.phase_times.closed(phase.name, phase.seconds)
+            if phase.name in PAUSES:
+                state.goodput.pause_ended(phase.seconds)
             for detector in self.detectors.live:
                 self._ask(detector, partial(detector.phase_closed, phase.name, phase.seconds, batch.phase.step))
+        if not stale and state.running and batch.sender.role == "trainer":
+            age = max((phase.seconds for phase in batch.phase.open if phase.name == "step"), default=0.0)
+            pause = max((phase.seconds for phase in batch.phase.open if phase.name in PAUSES), default=0.0)
+            state.goodput.beat(at, age=age, pause=pause)
 
-    def _step(self, part: Step, batch: Batch, at: float) -> None:
+    def _step(self, part: Step, batch: Batch, sender: SenderState, at: float) -> None:
         """A part of a step. It is judged when it arrives; a part that comes later adds what it brings anew."""
         state = self.state
         current, sender_id = state.current, batch.sender.id
-        if batch.run.attempt < state.attempt:
+        metrics = numbers(part.metrics)
+        plan = plan_of(metrics, state.identity.trainer)
+        signals = plan.signals(metrics)
+        training = part.step > 0 and plan.training
+        known = not (training and _note(sender, part.step))
+        before, sender.said = sender.said, part.time if 0.0 < part.time < inf else 0.0
+        older = batch.run.attempt < state.attempt
+        if older or (current is not None and part.step < current and sender_id == state.current_sender):
             state.late_steps += 1
+            if not known:
+                state.steps_total += 1
+                self._add_durations(plan, metrics, signals)
+                between = sender.said - before if before else 0.0
+                state.goodput.late(part.step, signals.get("step_time"), between)
             return
         if current is not None and part.step < current:
-            if sender_id == state.current_sender:
-                state.late_steps += 1
-                return
             # Another process logs an older step: somebody restarted the trainer from a checkpoint.
             state.new_trainer(at)
             self._resumed(part.step)
             current = None
-        signals = canonical({key: number(value) for key, value in part.metrics.items()}, state.identity.trainer)
         if current is None or part.step > current:
-            self._new_step(part, signals, sender_id, at)
+            state.current, state.current_sender = part.step, sender_id
+            self._account(part.step, plan, metrics, signals, sender, at, training=training)
+            self._new_step(part.step, signals, at, training=training)
             return
+        state.goodput.part(at, said=sender.said)
         fresh = {name: value for name, value in signals.items() if name not in state.step_signals}
         state.signals.update(signals)
         state.step_signals.update(fresh)
-        if state.recent:
-            state.recent[-1].signals.update(signals)
+        state.recent.update_last(signals)
         if "step_time" in fresh:
             state.durations.observe(fresh["step_time"])
         if fresh:
             self._judge(StepSample(part.step, state.attempt, at, fresh), at, whole=False)
 
-    def _new_step(self, part: Step, signals: dict[str, float], sender_id: str, at: float) -> None:
+    def _account(
+        self,
+        step: int,
+        plan: Plan,
+        metrics: dict[str, float],
+        signals: dict[str, float],
+        sender: SenderState,
+        at: float,
+        *,
+        training: bool,
+    ) -> None:
+        """Add the first part of a step to the totals of the run."""
         state = self.state
-        state.current, state.current_sender = part.step, sender_id
+        if not training:
+            state.goodput.part(at, said=sender.said)
+            if plan.phases:
+                state.phase_times.logged((phase, metrics[key]) for phase, key in plan.phases)
+            return
+        state.steps_this_attempt += 1
+        state.steps_total += 1
+        self._add_durations(plan, metrics, signals)
+        state.goodput.step(
+            step,
+            at,
+            said=sender.said,
+            seconds=signals.get("step_time"),
+            pause=signals.get("checkpoint_time", 0.0) + signals.get("validation_time", 0.0),
+            validated="val_reward" in signals or "val_loss" in signals,
+        )
+
+    def _add_durations(self, plan: Plan, metrics: dict[str, float], signals: dict[str, float]) -> None:
+        if "step_time" in signals:
+            self.state.durations.observe(signals["step_time"])
+        self.state.phase_times.logged((phase, metrics[key]) for phase, key in plan.phases)
+
+    def _new_step(self, step: int, signals: dict[str, float], at: float, *, training: bool) -> None:
+        state = self.state
         state.signals.update(signals)
         state.step_signals = set(signals)
-        state.recent.append(RecentStep(part.step, state.attempt, at, dict(signals)))
-        training = part.step > 0 and any(not key.startswith("val") for key in part.metrics)
-        if training:
-            state.steps_this_attempt += 1
-            state.steps_total += 1
-        if "step_time" in signals:
-            state.durations.observe(signals["step_time"])
-        verdicts = self._judge(StepSample(part.step, state.attempt, at, signals), at, whole=training)
+        state.recent.append(step, state.attempt, at, signals)
+        verdicts = self._judge(StepSample(step, state.attempt, at, signals), at, whole=training)
         if training:
             healthy = all(verdict.severity < Severity.CRITICAL for verdict in verdicts)
-            self.reports.append(StepDone(state.attempt, part.step, healthy))
+            self.reports.append(StepDone(state.attempt, step, healthy))
 
     def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
         verdicts = [v for d in self.detectors.step for v in self._ask(d, partial(d.observe, sample))]
@@ -301,6 +355,13 @@ class WatchedRun:
             self.reports.append(AttemptReport(attempt, event))
         elif isinstance(event, CommandProgress):
             self.reports.append(event)
+
+
+def _note(sender: SenderState, step: int) -> bool:
+    """Whether it is the first part of a training step that this process logged."""
+    if sender.logged is None:
+        sender.logged = Sequences()
+    return note(sender.logged, step)
 
 
 def open_incident(incident: Incident) -> OpenIncident:
