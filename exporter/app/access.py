@@ -1,45 +1,77 @@
-"""Who may do what: bearer tokens by scope, and how a body is read. Called by every route that is not open."""
+"""Who may do what: bearer tokens by scope. Called by every route that is not open.
+
+Failed attempts are limited by the address they come from. A right token is let in however many wrong ones came from
+the same address: behind one address may stand a whole training cluster, and one of its members must not be able to
+lock the others out.
+"""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+import ipaddress
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Literal
 
 from litestar import Request
 
+from exporter.app.answers import Headers
+from exporter.app.tokens import LiveTokens
 from exporter.service.admission import Refused
+
+log = logging.getLogger("exporter.access")
 
 Scope = Literal["push", "alert", "operate"]
 
-DRAIN_BYTES = 64 * 1024 * 1024
-"""A body that is too large is read to its end up to here, so that the sender gets to see why it was refused."""
+FAILURES = 30
+"""Failed attempts of one address that are answered in full, in any :data:`FAILURE_SECONDS`."""
+FAILURE_SECONDS = 60.0
+MAX_ADDRESSES = 4096
+LOG_SECONDS = 60.0
+"""Refused attempts are told in the log at most once in this time, with their number."""
 
 
 class Access:
-    """Checks bearer tokens. ``tokens`` by scope; a scope without tokens is open."""
+    """Checks bearer tokens; a scope without tokens is open, to programs of this machine.
 
-    def __init__(self, tokens: Mapping[str, tuple[str, ...]]) -> None:
-        self._tokens = {scope: tuple(token.encode() for token in found) for scope, found in tokens.items()}
+    Args:
+        tokens: those in force.
+        monotonic: seconds.
+    """
+
+    def __init__(self, tokens: LiveTokens, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.tokens = tokens
+        self._failures = Failures(monotonic)
 
     def require(self, request: Request[Any, Any, Any], scope: Scope) -> None:
-        """Raise :class:`Refused` (401, or 403 for a token of another scope) where the request may not do this."""
-        wanted = self._tokens.get(scope, ())
+        """:meth:`check`, for a request of Litestar."""
+        self.check(request.headers, request.client.host if request.client else "", scope)
+
+    def check(self, headers: Headers, peer: str, scope: Scope) -> None:
+        """Raise :class:`Refused` where the request may not do this.
+
+        401 without a right token, 403 for a token of another scope or a foreign name for this machine, 429 after too
+        many of these from one address (``peer``).
+        """
+        wanted = self.tokens.of(scope)
         if not wanted:
-            _require_local_name(request, scope)
+            _require_local_name(headers, scope)
             return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not given.strip():
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        token = given.strip().encode("latin-1", "replace") if kind.lower() == "bearer" else b""
+        if token and _matches(token, wanted):
+            return
+        self._failures.note(peer, scope)
+        if not token:
             raise Refused(
                 "token",
                 f"This needs a token of scope {scope}: send it as 'Authorization: Bearer <token>'.",
                 where="header Authorization",
                 status=401,
             )
-        token = given.strip().encode()
-        if _matches(token, wanted):
-            return
-        others = [other for other, tokens in self._tokens.items() if other != scope and _matches(token, tokens)]
+        others = [other for other in self.tokens.by_scope if other != scope and _matches(token, self.tokens.of(other))]
         if others:
             message = f"This token is of scope {others[0]}, and this needs one of scope {scope}."
             raise Refused("token", message, where="header Authorization", status=403)
@@ -47,12 +79,58 @@ class Access:
         raise Refused("token", message, where="header Authorization", status=401)
 
 
-def _require_local_name(request: Request[Any, Any, Any], scope: Scope) -> None:
+class Failures:
+    """Failed attempts by address: each has a bucket that fills up again in :data:`FAILURE_SECONDS`."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._told_at = -LOG_SECONDS
+        self._untold = 0
+
+    def note(self, peer: str, scope: str) -> None:
+        """One more; raises :class:`Refused` (429) where it is one too many."""
+        now, address = self._monotonic(), _network(peer)
+        level, at = self._buckets.pop(address, (0.0, now))
+        level = max(0.0, level - (now - at) * FAILURES / FAILURE_SECONDS)
+        self._untold += 1
+        if now - self._told_at >= LOG_SECONDS:
+            count, self._untold, self._told_at = self._untold, 0, now
+            log.warning("Refused for want of a right token: %d, the newest from %s for scope %s", count, peer, scope)
+        over = level + 1 > FAILURES
+        self._buckets[address] = (level if over else level + 1, now)
+        while len(self._buckets) > MAX_ADDRESSES:
+            self._buckets.popitem(last=False)
+        if over:
+            raise Refused(
+                "too_many_failures",
+                f"More than {FAILURES} requests without a right token came from {address} in a minute. "
+                "One with a right token is taken at any time.",
+                where="header Authorization",
+                status=429,
+                retry_after=int(FAILURE_SECONDS / FAILURES) + 1,
+            )
+
+
+def _network(peer: str) -> str:
+    """The address, or of an IPv6 address the /64: one machine has all of that."""
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return "an unknown address"
+    if isinstance(address, ipaddress.IPv4Address):
+        return peer
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+def _require_local_name(headers: Headers, scope: Scope) -> None:
     """What is open without a token is open to programs here, not to a web page whose name was made to point here."""
-    host = request.headers.get("host", "")
+    host = headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if name not in ("", "localhost", "::1") and not name.startswith("127."):
-        message = f"It was asked for as {name!r}: without a token of scope {scope} only localhost may ask."
+        message = f"It was asked for as {name[:100]!r}: without a token of scope {scope} only localhost may ask."
         raise Refused("host", message, where="header Host", status=403)
 
 
@@ -62,43 +140,3 @@ def _matches(token: bytes, known: tuple[bytes, ...]) -> bool:
     for one in known:
         found |= hmac.compare_digest(token, one)
     return found
-
-
-def content_type(request: Request[Any, Any, Any], accepted: Mapping[str, str]) -> str:
-    """The canonical content type of the body; raises :class:`Refused` (415) for one that is not ``accepted``."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        message = f"The body is encoded as {encoding!r}: send it as it is."
-        raise Refused("content_type", message, where="header Content-Encoding", status=415)
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in accepted:
-        expected = " or ".join(dict.fromkeys(accepted.values()))
-        message = f"The content type is {given or 'not set'}: {expected} is expected."
-        raise Refused("content_type", message, where="header Content-Type", status=415)
-    return accepted[given]
-
-
-async def read_body(request: Request[Any, Any, Any], limit: int) -> bytes:
-    """The body, at most ``limit`` bytes; raises :class:`Refused` (413) for a larger one."""
-    chunks: list[bytes] = []
-    size = 0
-    announced = request.headers.get("content-length", "")
-    too_large = announced.isdecimal() and int(announced) > limit
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            too_large = True
-            chunks.clear()
-        if too_large and size > DRAIN_BYTES:
-            break
-        if not too_large:
-            chunks.append(chunk)
-    if too_large:
-        shown = announced if announced.isdecimal() else f"more than {limit}"
-        raise Refused(
-            "too_large",
-            f"The body has {shown} bytes, at most {limit} are accepted (limits.body_bytes): send fewer steps a push.",
-            where="body",
-            status=413,
-        )
-    return b"".join(chunks)

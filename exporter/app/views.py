@@ -9,6 +9,7 @@ import msgspec
 from exporter.incidents import Incident
 from exporter.protocol import GpuReading, RolloutCounts, Scalar
 from exporter.recovery.facts import AttemptFacts, Checkpoint
+from exporter.recovery.record import AuditEntry, Outcome, Recovery
 from exporter.service.core import Core
 from exporter.service.watch import WatchedRun
 
@@ -95,6 +96,65 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepView]
     """The newest steps, oldest first."""
     config: dict[str, Scalar]
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs."""
+
+    runs: list[RunView]
+
+
+class IncidentList(msgspec.Struct, frozen=True, kw_only=True):
+    """Incidents of every run, the newest first."""
+
+    incidents: list[IncidentView]
+
+
+class RecoveryList(msgspec.Struct, frozen=True, kw_only=True):
+    """Recoveries, the newest first."""
+
+    recoveries: list[Recovery]
+
+
+class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of the audit log, the newest first."""
+
+    audit: list[AuditEntry]
+
+
+class AlertTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one alert of a webhook."""
+
+    fingerprint: str
+    outcome: Outcome
+    reason: str
+    recovery_id: str | None
+
+
+class AlertsTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the alerts of a webhook, in its order."""
+
+    alerts: list[AlertTaken]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The process answers."""
+
+    status: str
+    version: str
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether pushes are taken and kept, and why not."""
+
+    ready: bool
+    reasons: list[str]
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is not known any more."""
+
+    forgotten: str
 
 
 def run_view(run: WatchedRun, now: float) -> RunView:

@@ -12,7 +12,9 @@ MAX_ALERTS = 1000
 """More alerts than this in one webhook are refused; Alertmanager groups by run and sends far fewer."""
 
 
-class _WebhookAlert(msgspec.Struct, frozen=True, rename="camel"):
+class WebhookAlert(msgspec.Struct, frozen=True, rename="camel"):
+    """One alert, as Alertmanager writes it."""
+
     status: Literal["firing", "resolved"]
     labels: dict[str, str]
     starts_at: str
@@ -20,12 +22,14 @@ class _WebhookAlert(msgspec.Struct, frozen=True, rename="camel"):
     annotations: dict[str, str] = {}
 
 
-class _Webhook(msgspec.Struct, frozen=True, rename="camel"):
+class Webhook(msgspec.Struct, frozen=True, rename="camel"):
+    """The body; what else Alertmanager writes into it is not needed."""
+
     version: Literal["4"]
-    alerts: list[_WebhookAlert]
+    alerts: list[WebhookAlert]
 
 
-_decoder = msgspec.json.Decoder(_Webhook)
+_decoder = msgspec.json.Decoder(Webhook)
 
 
 def alerts_from_webhook(body: bytes) -> tuple[Alert, ...]:

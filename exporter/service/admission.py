@@ -1,10 +1,11 @@
-"""What is let in: the bounds of a push, checked before anything is written. Called by the core.
+"""What is let in: the bounds of a push, checked before anything is written. Called by the core and by the app.
 
 A refusal names what was wrong and where, carries the status to answer with, and has changed nothing.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -28,16 +29,23 @@ MAX_OPEN_PHASES = 64
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``limits`` section of the configuration."""
+    """The ``limits`` section of the configuration. The defaults suit a cluster of 1,000 runs."""
 
     body_bytes: int = 8 * 1024 * 1024
+    """Of one request, as it is sent and as it is when it has been decompressed."""
     steps_per_batch: int = 1000
     metrics_per_step: int = 2000
-    runs: int = 200
+    metrics_per_run: int = 4000
+    """Different metric names that one run may ever send."""
+    runs: int = 1000
     """Runs that are watched at a time; one that has ended counts until its grace time is over."""
     senders_per_run: int = 10_000
     name_length: int = 256
-    """Characters of a run id, sender id, metric, phase or other name."""
+    """Characters of a run id, sender id, metric, phase or other name: of everything that becomes a label."""
+    requests_per_second: int = 100
+    """Pushes of one sender, over ten seconds; a second is enough for what a sender has to say, this for a backlog."""
+    connections: int = 10_000
+    """Open at a time; fewer where the system lets the process have fewer files."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -63,6 +71,47 @@ class Refused(Exception):
         self.where = where
         self.status = status
         self.retry_after = retry_after
+
+
+class Pace:
+    """How fast each sender may push: a bucket for each that fills up again at ``limits.requests_per_second``.
+
+    Args:
+        limits: of which it is.
+        senders: most buckets that are kept; the one that was used longest ago is forgotten first, which is no loss
+            where it is full again by then.
+    """
+
+    BURST_SECONDS = 10
+    """A bucket holds as many seconds' worth: a sender that comes back from an outage may catch up."""
+
+    def __init__(self, limits: Limits, senders: int = 50_000) -> None:
+        self._rate = float(limits.requests_per_second)
+        self._burst = self._rate * self.BURST_SECONDS
+        self._senders = senders
+        self._buckets: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def take(self, sender: tuple[str, str], now: float) -> None:
+        """One push of ``sender`` (run id, sender id). Raises :class:`Refused` (429) where it is one too many.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        key = hash(sender)  # whatever the names are, and however long
+        left, at = self._buckets.pop(key, (self._burst, now))
+        left = min(self._burst, left + max(0.0, now - at) * self._rate)
+        self._buckets[key] = (left - 1.0 if left >= 1.0 else left, now)
+        if len(self._buckets) > self._senders:
+            self._buckets.popitem(last=False)
+        if left < 1.0:
+            raise Refused(
+                "too_fast",
+                f"This sender pushes more than {self._rate:.0f} times a second (limits.requests_per_second): "
+                "put more into a push, or push less often.",
+                where="$.sender.id",
+                status=429,
+                retry_after=1,
+            )
 
 
 def check(batch: Batch, limits: Limits) -> None:

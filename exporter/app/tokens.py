@@ -1,0 +1,110 @@
+"""The bearer tokens that are right now, re-read when their files change. Made by :mod:`exporter.app`, asked by
+:mod:`exporter.app.access`.
+
+A token is rotated by writing a new file: the new one is taken within a second, and what is no longer in the file stops
+at once with it. Two tokens in one file overlap for as long as both stand there. A file that cannot be read any more, or
+holds no token, changes nothing: a slip in an editor must not lock every trainer out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from exporter.config import ConfigError
+from exporter.exposure import SCOPES, Tokens, tokens_of
+
+log = logging.getLogger("exporter.tokens")
+
+LOOK_SECONDS = 1.0
+"""How often the files are looked at, at most."""
+
+_Mark = tuple[int, int, int, int] | None
+
+
+class LiveTokens:
+    """Tokens by scope.
+
+    Args:
+        sources: as configured.
+        environment: for the sources that are variables.
+        monotonic: seconds.
+
+    Raises :class:`ConfigError` where a source cannot be read at the start.
+    """
+
+    def __init__(
+        self, sources: Tokens, environment: Mapping[str, str], *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sources = {scope: tuple(getattr(sources, scope)) for scope in SCOPES}
+        self._environment = environment
+        self._monotonic = monotonic
+        self._files = {
+            scope: tuple(source.file for source in found if source.file is not None)
+            for scope, found in self._sources.items()
+        }
+        self._marks: dict[str, _Mark] = {file: _mark(file) for files in self._files.values() for file in files}
+        self.by_scope: dict[str, tuple[str, ...]] = {
+            scope: tuple(
+                token
+                for index, source in enumerate(found)
+                for token in tokens_of(source, f"tokens.{scope}[{index}]", environment)
+            )
+            for scope, found in self._sources.items()
+        }
+        self._bytes = {scope: tuple(token.encode() for token in found) for scope, found in self.by_scope.items()}
+        self._looked = monotonic()
+        self.reloads = 0
+        """Times that changed files were taken over."""
+        self.reload_failures = 0
+        """Times that a changed file could not be: the tokens read before stay in force."""
+        self.reload_error = ""
+        """Why, while that is so; names files, never a token."""
+
+    def of(self, scope: str) -> tuple[bytes, ...]:
+        """The tokens of a scope; empty for one that is open."""
+        if self._monotonic() - self._looked >= LOOK_SECONDS:
+            self.look()
+        return self._bytes.get(scope, ())
+
+    def look(self) -> None:
+        """Read again what has changed."""
+        self._looked = self._monotonic()
+        marks = {file: _mark(file) for file in self._marks}
+        if marks == self._marks:
+            return
+        changed = {file for file, mark in marks.items() if mark != self._marks[file]}
+        self._marks = marks
+        for scope, files in self._files.items():
+            if changed.intersection(files) or (self.reload_error and files):
+                self._reload(scope)
+
+    def _reload(self, scope: str) -> None:
+        try:
+            found = tuple(
+                token
+                for index, source in enumerate(self._sources[scope])
+                for token in tokens_of(source, f"tokens.{scope}[{index}]", self._environment)
+            )
+        except ConfigError as error:
+            self.reload_failures += 1
+            self.reload_error = f"{error} The tokens that were read before stay in force."
+            log.error("%s", self.reload_error)
+            return
+        self.reload_error = ""
+        if found != self.by_scope[scope]:
+            self.by_scope[scope] = found
+            self._bytes[scope] = tuple(token.encode() for token in found)
+            self.reloads += 1
+            log.info("The tokens of scope %s were read again: %d are in force", scope, len(found))
+
+
+def _mark(file: str) -> _Mark:
+    """What changes when a file is written, replaced, or a link to it is turned."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
