@@ -8,7 +8,6 @@ import pytest
 from exporter_scene import Scene
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.detectors.registry import build_detectors
@@ -33,7 +32,7 @@ from exporter.protocol import (
     WeightsSynced,
 )
 from exporter.service.admission import Refused
-from exporter.service.exposition import Collector, Ingest
+from exporter.service.exposition import Exposition, Ingest
 
 # Mostly what is taken, or a batch of many parts would hardly ever be.
 whole = st.sampled_from([*range(1, 40), 2**31, 2**53 - 1, 2**53 - 2, 0, 2**53, -1, 2**63])
@@ -132,10 +131,8 @@ def test_any_batch_is_taken_or_refused_and_the_state_can_be_shown_and_rebuilt(
 
 
 def text(scene: Scene) -> str:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(scene.core, Ingest(), lambda: scene.now, "1", lambda: True))
-    shown = generate_latest(registry).decode()
+    shown = Exposition(scene.core, Ingest(), lambda: scene.now, "1", lambda: True).render().body.decode()
     list(text_string_to_metric_families(shown))
     names = [line.rpartition(" ")[0] for line in shown.splitlines() if not line.startswith("#")]
     assert len(names) == len(set(names)), "a sample is there twice"
-    return "\n".join(line for line in shown.splitlines() if "verl_sentinel_" not in line)
+    return "\n".join(line for line in shown.splitlines() if "verl_sentinel_" not in line and "process_" not in line)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from exporter_scene import Scene
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,17 +24,17 @@ from exporter.protocol import (
     RolloutCounts,
     RunFinished,
 )
-from exporter.service.exposition import Collector, Ingest
+from exporter.service.exposition import Exposition, Ingest
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-def registry(scene: Scene, ingest: Ingest | None = None) -> CollectorRegistry:
-    found = CollectorRegistry(auto_describe=False)
-    found.register(Collector(scene.core, ingest or Ingest(), lambda: scene.now, "1.2.3", lambda: True))
-    return found
+def exposition(scene: Scene, ingest: Ingest | None = None, *, ready: bool = True, **more: Any) -> Exposition:
+    return Exposition(scene.core, ingest or Ingest(), lambda: scene.now, "1.2.3", lambda: ready, **more)
 
 
 def text(scene: Scene, ingest: Ingest | None = None) -> str:
-    return generate_latest(registry(scene, ingest)).decode()
+    return exposition(scene, ingest).render().body.decode()
 
 
 def samples(scene: Scene, name: str, **labels: str) -> list[Any]:
@@ -159,19 +157,17 @@ def test_a_label_value_with_quotes_and_backslashes_is_read_back_as_it_was(scene:
 
 def test_nothing_is_said_of_runs_while_the_journal_is_being_read(scene: Scene) -> None:
     rich(scene)
-    found = CollectorRegistry(auto_describe=False)
-    found.register(Collector(scene.core, Ingest(), lambda: scene.now, "1", lambda: False))
-    shown = generate_latest(found).decode()
+    shown = exposition(scene, ready=False).render().body.decode()
     assert 'run="' not in shown
-    assert "verl_sentinel_ready 0.0" in shown
+    assert "verl_sentinel_ready 0\n" in shown
 
 
 def test_both_formats_parse_and_hold_the_same_names(scene: Scene) -> None:
     rich(scene)
     classic = {s.name for f in text_string_to_metric_families(text(scene)) for s in f.samples}
-    new = {s.name for f in parse_openmetrics(generate_openmetrics(registry(scene)).decode()) for s in f.samples}
+    new = {s.name for f in parse_openmetrics(exposition(scene).render(OPENMETRICS).body.decode()) for s in f.samples}
     assert classic == new
-    assert all(name.startswith("verl_") for name in classic)
+    assert all(name.startswith(("verl_", "process_")) for name in classic)
 
 
 def test_no_sample_is_there_twice(scene: Scene) -> None:

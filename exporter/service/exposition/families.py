@@ -142,6 +142,14 @@ PHASE_DURATION = _add(
     "summary", "verl_phase_duration_seconds", "Duration of the phases that have ended", "run", "phase"
 )
 
+TIME = _add(
+    "counter",
+    "verl_run_time_seconds",
+    "Where the time of the run went: productive steps; lost to restart, stall, replay; other",
+    "run",
+    "spent",
+)
+
 # Rollout, GPUs, checkpoints, plugin
 
 ROLLOUT_REQUESTS = _add("counter", "verl_rollout_requests", "Rollout requests by outcome", "run", "outcome")
@@ -218,6 +226,12 @@ FAULTS = _add(
 )
 DETECTOR_FAULTS = _add(
     "counter", "verl_sentinel_detector_faults", "Times that a detector failed by a fault of its own", "run", "detector"
+)
+JOURNAL_BYTES = _add("gauge", "verl_sentinel_journal_bytes", "Pushes in the journal that are not in the history yet")
+HISTORY_BYTES = _add("gauge", "verl_sentinel_history_bytes", "Size of the history, in which older pushes are kept")
+HISTORY_MOVED = _add("counter", "verl_sentinel_history_moved_entries", "Entries moved from the journal to the history")
+HISTORY_FAILURES = _add(
+    "counter", "verl_sentinel_history_failures", "Rounds of moving and trimming that failed and are tried again"
 )
 DETECTOR_DURATION = _add(
     "summary", "verl_sentinel_detector_duration_seconds", "Time that the detectors took, over all runs", "detector"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import ProcessCollector
 
+from exporter.service.archivist import ArchivistHealth
 from exporter.service.core import Core
 from exporter.service.exposition import families as f
 from exporter.service.exposition.ingest import Ingest
@@ -27,11 +28,13 @@ class Health:
         ingest: Ingest,
         version: str,
         sinks: Callable[[], Sequence[SinkHealth]],
+        archive: Callable[[], ArchivistHealth | None],
     ) -> None:
         self.core = core
         self.ingest = ingest
         self.version = version
         self.sinks = sinks
+        self.archive = archive
         self.scrapes: dict[str, tuple[int, float]] = {"render": (0, 0.0), "compress": (0, 0.0)}
         """Number and seconds of the scrapes so far, by stage."""
         self.scrape_faults = 0
@@ -61,6 +64,7 @@ def put_health(page: Page, health: Health, *, runs: int, ready: bool) -> None:
     page.put(f.JOURNAL_UNREADABLE, core.unreadable_entries)
     page.put(f.FAULTS, core.faults)
     _journal(page, core.recorder.health)
+    _archive(page, health.archive())
     for sink in health.sinks():
         _sink(page, sink)
     page.put(f.SCRAPE_FAULTS, health.scrape_faults)
@@ -74,6 +78,15 @@ def _journal(page: Page, journal: RecorderHealth) -> None:
     page.put(f.JOURNAL_ENTRIES, journal.entries)
     page.put(f.JOURNAL_FAILURES, journal.failures)
     page.histogram(f.JOURNAL_COMMIT, COMMIT_BUCKETS, journal.commit_counts, journal.commit_seconds)
+
+
+def _archive(page: Page, archive: ArchivistHealth | None) -> None:
+    if archive is None:
+        return
+    page.put(f.JOURNAL_BYTES, archive.journal_bytes)
+    page.put(f.HISTORY_BYTES, archive.history_bytes)
+    page.put(f.HISTORY_MOVED, archive.moved_entries)
+    page.put(f.HISTORY_FAILURES, archive.failures)
 
 
 def _sink(page: Page, sink: SinkHealth) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exporter.recovery.record import RunState as RecoveryState
+from exporter.service.archivist import ArchivistHealth
 from exporter.service.core import Core
 from exporter.service.exposition.health import Health, put_health
 from exporter.service.exposition.ingest import Ingest
@@ -34,6 +35,9 @@ SLICE_SECONDS = 0.005
 
 RUNS_BETWEEN_LOOKS = 8
 """The clock of a slice is read after as many runs."""
+
+RUNS_SETTLED = 64
+"""Lines are put together after as many runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Exposition:
         version: of this program.
         ready: whether the journal has been read; before that there is nothing to say of runs.
         sinks: figures of each sink.
+        archive: figures of what moves pushes into the history; None while nothing does.
     """
 
     def __init__(
@@ -73,11 +78,12 @@ class Exposition:
         ready: Callable[[], bool],
         *,
         sinks: Callable[[], Sequence[SinkHealth]] = tuple,
+        archive: Callable[[], ArchivistHealth | None] = lambda: None,
     ) -> None:
         self._core = core
         self._clock = clock
         self._ready = ready
-        self._health = Health(core, ingest, version, sinks)
+        self._health = Health(core, ingest, version, sinks, archive)
         self._series: dict[str, RunSeries] = {}
         self._recoveries = _Recoveries(core)
 
@@ -88,7 +94,7 @@ class Exposition:
         for _ in self._fill(page):
             pass
         openmetrics = wants_openmetrics(accept)
-        body = page.text(openmetrics=openmetrics).encode("utf-8", "replace")
+        body = page.body(openmetrics=openmetrics)
         self._health.spent("render", time.perf_counter() - began)
         if takes_gzip(accept_encoding):
             return _rendered(self._compressed(body), openmetrics, "gzip")
@@ -106,7 +112,7 @@ class Exposition:
                 slice_began = time.perf_counter()
                 waited += slice_began - now
         openmetrics = wants_openmetrics(accept)
-        body = page.text(openmetrics=openmetrics).encode("utf-8", "replace")
+        body = page.body(openmetrics=openmetrics)
         self._health.spent("render", time.perf_counter() - began - waited)
         if takes_gzip(accept_encoding):
             return _rendered(await asyncio.to_thread(self._compressed, body), openmetrics, "gzip")
@@ -130,6 +136,8 @@ class Exposition:
                     self._put(page, shown[run_id], now)
                 if number % RUNS_BETWEEN_LOOKS == 0:
                     yield
+                if number % RUNS_SETTLED == 0:
+                    page.settle()
         self._series = shown
         put_health(page, self._health, runs=len(shown), ready=self._ready())
 

@@ -1,15 +1,18 @@
 """The series of one run: a cache of what stands before each value, and the lines of a scrape. Used by the exposition.
 
-A scrape formats values and nothing else: names and escaped labels are made once and kept with the run. What a detector
-expects, a histogram and the durations of a phase change once a step, so their lines are kept until they do. The work is
+A scrape formats values and nothing else: names and escaped labels are made once and kept with the run. What changes
+once a step or once a reading (what a detector expects, a histogram, a GPU) keeps its lines until it does. The work is
 that of the series that the run has, whatever the number of its steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from exporter.detectors.base import Expectation
+from exporter.protocol import GpuReading
 from exporter.recovery.record import RunState as RecoveryState
 from exporter.service.exposition import families as f
 from exporter.service.exposition.families import Family
@@ -21,7 +24,26 @@ STALE_READING_SECONDS = 120.0
 """A GPU that was not read for longer has no reading."""
 
 _OUTCOMES = ("succeeded", "failed", "cancelled")
+_BAND = (f.EXPECTED, f.LOWER, f.UPPER)
+_GPU = (*f.GPU_READINGS.values(), f.GPU_LOST)
+_GPU_VALUES = attrgetter(*f.GPU_READINGS)
 _SPARE_PREFIXES = 64
+
+
+@dataclass(slots=True)
+class _PhaseLines:
+    """The two lines of one phase, kept until another duration is added."""
+
+    before_count: str
+    before_sum: str
+    count: int = 0
+    lines: str = ""
+
+    def text(self, count: int, seconds: float) -> str:
+        if count != self.count:
+            self.count = count
+            self.lines = f"{self.before_count}{count}\n{self.before_sum}{number(seconds)}\n"
+        return self.lines
 
 
 class RunSeries:
@@ -43,6 +65,12 @@ class RunSeries:
         }
         self._duration_prefixes = histogram_prefixes(f.STEP_DURATION, self._run_label, DURATION_BUCKETS)
         self._durations: tuple[list[int], float, str] = ([], 0.0, "")
+        self._expected: tuple[object, list[list[str]]] = (None, [])
+        self._band_prefixes: dict[str, list[str]] = {}
+        # As many phases as the run's totals have, which are bounded.
+        self._phase_lines: dict[str, _PhaseLines] = {}
+        self._gpu_lines: dict[tuple[str, int], tuple[GpuReading, list[tuple[int, str]]]] = {}
+        self._gpu_prefixes: dict[tuple[str, int, str], list[tuple[int, str]]] = {}
         expecting = (getattr(detector, "expected", None) for detector in run.detectors.step)
         self._expecting: list[Callable[[], Mapping[str, Expectation]]] = [ask for ask in expecting if ask is not None]
 
@@ -54,6 +82,7 @@ class RunSeries:
         self._steps()
         self._expectations()
         self._phases(now)
+        self._time()
         self._rollouts()
         self._gpus(now)
         self._checkpoints_and_hooks()
@@ -73,16 +102,14 @@ class RunSeries:
 
     def _put_labelled(self, family: Family, value: float, *values: str) -> None:
         """A series with labels besides ``run``; ``values`` are theirs."""
-        before = self._before(family, values)
-        self._lines[family.order].append(f"{before}{number(value)}\n")
-
-    def _before(self, family: Family, values: tuple[str, ...]) -> str:
         self._used += 1
         before = self._labelled.get((family, values))
         if before is None:
-            labels = f"{self._run_label},{pairs(family.labels[1:], values)}"
-            before = self._labelled[family, values] = prefix(family.sample, labels)
-        return before
+            before = self._labelled[family, values] = self._prefix(family, values)
+        self._lines[family.order].append(f"{before}{number(value)}\n")
+
+    def _prefix(self, family: Family, values: Sequence[str]) -> str:
+        return prefix(family.sample, f"{self._run_label},{pairs(family.labels[1:], values)}")
 
     def _about(self) -> None:
         state = self.run.state
@@ -116,18 +143,53 @@ class RunSeries:
             lines[f.STEP_DURATION.order].append(text)
 
     def _expectations(self) -> None:
-        said: set[str] = set()
-        for ask in self._expecting:
-            for signal, expectation in ask().items():
-                if signal not in said and signal in self.run.state.signals:
-                    said.add(signal)
-                    self._put_labelled(f.EXPECTED, expectation.expected, signal)
-                    self._put_labelled(f.LOWER, expectation.lower, signal)
-                    self._put_labelled(f.UPPER, expectation.upper, signal)
+        """Detectors are asked once a step: what they expect changes with what they see."""
+        if not self._expecting:
+            return
+        state = self.run.state
+        seen = (state.attempt, state.current, state.steps_total, len(state.signals))
+        if seen != self._expected[0]:
+            found: dict[str, Expectation] = {}
+            for ask in self._expecting:
+                found = {**ask(), **found}
+            self._expected = (seen, [self._band(s, e) for s, e in found.items() if s in state.signals])
+        for lines in self._expected[1]:
+            for family, line in zip(_BAND, lines, strict=True):
+                self._lines[family.order].append(line)
+
+    def _band(self, signal: str, found: Expectation) -> list[str]:
+        befores = self._band_prefixes.get(signal)
+        if befores is None:
+            # Detectors watch a fixed list of signals, so this stays as small as that.
+            befores = self._band_prefixes[signal] = [self._prefix(family, (signal,)) for family in _BAND]
+        expected, lower, upper = befores
+        return [
+            f"{expected}{number(found.expected)}\n",
+            f"{lower}{number(found.lower)}\n",
+            f"{upper}{number(found.upper)}\n",
+        ]
 
     def _phases(self, now: float) -> None:
         for phase, age in self.run.state.open_phases(now).items():
             self._put_labelled(f.PHASE_OPEN, age, phase)
+        durations = self._lines[f.PHASE_DURATION.order]
+        for phase, total in self.run.state.phase_times.totals.items():
+            known = self._phase_lines.get(phase)
+            if known is None:
+                labels = f"{self._run_label},{pairs(('phase',), (phase,))}"
+                name = f.PHASE_DURATION.name
+                known = _PhaseLines(prefix(f"{name}_count", labels), prefix(f"{name}_sum", labels))
+                self._phase_lines[phase] = known
+            durations.append(known.text(total.count, total.seconds))
+
+    def _time(self) -> None:
+        goodput = self.run.state.goodput
+        if goodput.until:
+            self._put_labelled(f.TIME, goodput.productive, "productive")
+            self._put_labelled(f.TIME, goodput.restart, "restart")
+            self._put_labelled(f.TIME, goodput.stall, "stall")
+            self._put_labelled(f.TIME, goodput.replayed, "replay")
+            self._put_labelled(f.TIME, goodput.other, "other")
 
     def _rollouts(self) -> None:
         counts = self.run.state.rollouts()
@@ -141,15 +203,34 @@ class RunSeries:
             self._put(f.ROLLOUT_SUCCESS, counts.succeeded / finished)
 
     def _gpus(self, now: float) -> None:
-        for (node, index), (gpu, at) in self.run.state.gpus.items():
+        gpus, lines = self.run.state.gpus, self._lines
+        for place, (gpu, at) in gpus.items():
             if now - at > STALE_READING_SECONDS:
                 continue
-            values = (node, str(index), gpu.uuid)
-            for attribute, family in f.GPU_READINGS.items():
-                value = getattr(gpu, attribute)
-                if value is not None:
-                    self._put_labelled(family, value, *values)
-            self._put_labelled(f.GPU_LOST, int(gpu.lost), *values)
+            known = self._gpu_lines.get(place)
+            if known is None or known[0] is not gpu:
+                known = self._gpu_lines[place] = (gpu, self._gpu(gpu))
+            for order, line in known[1]:
+                lines[order].append(line)
+        if len(self._gpu_lines) > len(gpus):
+            self._gpu_lines = {place: known for place, known in self._gpu_lines.items() if place in gpus}
+
+    def _gpu(self, gpu: GpuReading) -> list[tuple[int, str]]:
+        """The lines of one reading; a value that the GPU does not support is absent."""
+        where = (gpu.node, gpu.index, gpu.uuid)
+        befores = self._gpu_prefixes.get(where)
+        if befores is None:
+            if len(self._gpu_prefixes) > 2 * len(self.run.state.gpus):
+                self._gpu_prefixes.clear()
+            values = (gpu.node, str(gpu.index), gpu.uuid)
+            befores = [(family.order, self._prefix(family, values)) for family in _GPU]
+            self._gpu_prefixes[where] = befores
+        read = (*_GPU_VALUES(gpu), int(gpu.lost))
+        return [
+            (order, f"{before}{number(value)}\n")
+            for (order, before), value in zip(befores, read, strict=True)
+            if value is not None
+        ]
 
     def _checkpoints_and_hooks(self) -> None:
         state = self.run.state

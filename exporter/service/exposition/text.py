@@ -90,6 +90,15 @@ class Page:
     def __init__(self) -> None:
         self.lines: list[list[str]] = [[] for _ in FAMILIES]
         """By :attr:`Family.order`."""
+        self._settled: list[list[bytes]] = [[] for _ in FAMILIES]
+
+    def settle(self) -> None:
+        """Put together the lines so far, so that less is left for the end."""
+        for lines, settled in zip(self.lines, self._settled, strict=True):
+            if lines:
+                # A lone surrogate, which UTF-8 cannot have, must not cost the whole page.
+                settled.append("".join(lines).encode("utf-8", "replace"))
+                lines.clear()
 
     def put(self, family: Family, value: float, *values: str) -> None:
         """One sample of a family that is no histogram and no summary; ``values`` of its labels, in their order."""
@@ -105,17 +114,17 @@ class Page:
         """A histogram without labels of its own; ``counts`` has one entry more than ``bounds``."""
         self.lines[family.order].append(histogram(histogram_prefixes(family, "", bounds), counts, total))
 
-    def text(self, *, openmetrics: bool) -> str:
+    def body(self, *, openmetrics: bool) -> bytes:
         """The whole page."""
-        begins = _OPENMETRICS_BEGINS if openmetrics else _CLASSIC_BEGINS
-        parts: list[str] = []
-        for begin, lines in zip(begins, self.lines, strict=True):
-            if lines:
+        self.settle()
+        parts: list[bytes] = []
+        for begin, settled in zip(_OPENMETRICS_BEGINS if openmetrics else _CLASSIC_BEGINS, self._settled, strict=True):
+            if settled:
                 parts.append(begin)
-                parts.extend(lines)
+                parts.extend(settled)
         if openmetrics:
-            parts.append("# EOF\n")
-        return "".join(parts)
+            parts.append(b"# EOF\n")
+        return b"".join(parts)
 
 
 def _begin(family: Family, *, openmetrics: bool) -> str:
@@ -130,5 +139,5 @@ def _begin(family: Family, *, openmetrics: bool) -> str:
     return f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n{unit}"
 
 
-_CLASSIC_BEGINS = [_begin(family, openmetrics=False) for family in FAMILIES]
-_OPENMETRICS_BEGINS = [_begin(family, openmetrics=True) for family in FAMILIES]
+_CLASSIC_BEGINS = [_begin(family, openmetrics=False).encode() for family in FAMILIES]
+_OPENMETRICS_BEGINS = [_begin(family, openmetrics=True).encode() for family in FAMILIES]
