@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -75,6 +75,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, _OneWrite(transport))
         self._arriving_since = self._keeper.monotonic()
         self._keeper.open.add(self)
         if len(self._keeper.open) > self._keeper.most:
@@ -110,6 +111,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        self.transport.write(b"")  # a head without a body, as HEAD asks for, goes now
+        super().on_response_complete()
+
     def send_400_response(self, msg: str) -> None:
         """uvicorn's own answer to what is not HTTP, as all our answers are."""
         if self._too_long:
@@ -144,6 +149,38 @@ class GuardedProtocol(HttpToolsProtocol):
                 _in_full(write(ErrorAnswer(error=reason, reason=sentence), status=status, headers=headers))
             )
         self.transport.close()
+
+
+class _OneWrite:
+    """A transport that sends the head of an answer together with its body.
+
+    uvicorn writes them one after the other, and each write is a call into the kernel that wakes the sender: a tenth of
+    all that a push costs.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._write = transport.write
+        self._close = transport.close
+        self._head = b""
+        self.abort = transport.abort
+        self.is_closing = transport.is_closing
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self.get_write_buffer_size = transport.get_write_buffer_size
+        self.get_extra_info = transport.get_extra_info
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            self._write(self._head + data)
+            self._head = b""
+        elif data.startswith(b"HTTP/1.1 ") and data[9:10] != b"1":
+            self._head = data
+        elif data:
+            self._write(data)
+
+    def close(self) -> None:
+        self.write(b"")
+        self._close()
 
 
 def _in_full(written: Written) -> bytes:

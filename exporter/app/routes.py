@@ -72,7 +72,8 @@ def routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HTTPRoute
         """Prometheus text or OpenMetrics by `Accept`, gzipped where `Accept-Encoding` allows it."""
         headers = request.headers
         page = await exporter.exposition.scrape(headers.get("accept", ""), headers.get("accept-encoding", ""))
-        return Response(page.body, media_type=page.content_type, headers=page.headers)
+        # Given as a header: as a media type Litestar would add a second charset to it.
+        return Response(page.body, headers={**page.headers, "content-type": page.content_type})
 
     @get("/healthz", sync_to_thread=False)
     def healthz() -> Response[bytes]:
