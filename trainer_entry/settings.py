@@ -7,6 +7,7 @@
 ``VERL_SENTINEL_RUN_ID``  identity of the run, stable over restarts; default :func:`derive_run_id`
 ``VERL_SENTINEL_ATTEMPT`` which start of the run this is, from 1; default 1
 ``VERL_SENTINEL_STATE_DIR`` local state of the run (spool, stop request); default :func:`default_state_dir`
+``VERL_SENTINEL_COHORT``  what the run is compared within (a sweep, a team); a label of ``verl_run_info``
 ``VERL_SENTINEL_GPU_SECONDS`` seconds between two GPU readings; default 5, read by :mod:`trainer_entry.gpu`
 ======================== ==========================================================================================
 """
@@ -28,10 +29,14 @@ TOKEN_FILE = "VERL_SENTINEL_TOKEN_FILE"
 RUN_ID = "VERL_SENTINEL_RUN_ID"
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIR = "VERL_SENTINEL_STATE_DIR"
+COHORT = "VERL_SENTINEL_COHORT"
 GPU_SECONDS = "VERL_SENTINEL_GPU_SECONDS"
 
-VARIABLES = (URL, TOKEN, TOKEN_FILE, RUN_ID, ATTEMPT, STATE_DIR, GPU_SECONDS)
+VARIABLES = (URL, TOKEN, TOKEN_FILE, RUN_ID, ATTEMPT, STATE_DIR, COHORT, GPU_SECONDS)
 """All of them, in the order of the table above: what an entry point hands on to Ray workers."""
+
+MAX_COHORT = 128
+"""Characters."""
 
 DEFAULT_URL = "http://127.0.0.1:9464"
 
@@ -53,6 +58,7 @@ class Settings:
     run_id: str = ""
     attempt: int = 1
     state_dir: Path | None = None
+    cohort: str = ""
 
     def bearer(self) -> str:
         """The token to send now, or an empty string. A token file is read at each call, so that it can be rotated."""
@@ -98,6 +104,9 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
     attempt_text = environ.get(ATTEMPT, "").strip() or "1"
     if not attempt_text.isdecimal() or len(attempt_text) > 7 or not 1 <= int(attempt_text) <= 1_000_000:
         raise SettingsError(f"{ATTEMPT} is {attempt_text!r}; expected a whole number from 1.")
+    cohort = environ.get(COHORT, "").strip()
+    if len(cohort) > MAX_COHORT or not cohort.isprintable():
+        raise SettingsError(f"{COHORT} is {cohort[:200]!r}; expected up to {MAX_COHORT} printable characters.")
     token_file = environ.get(TOKEN_FILE, "").strip()
     state_dir = environ.get(STATE_DIR, "").strip()
     return Settings(
@@ -107,6 +116,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
         run_id=run_id,
         attempt=int(attempt_text),
         state_dir=Path(state_dir) if state_dir else (default_state_dir(run_id) if run_id else None),
+        cohort=cohort,
     )
 
 

@@ -99,6 +99,7 @@ class Runtime:
                     project=project,
                     experiment=experiment,
                     verl_version=self.verl_version,
+                    cohort=settings.cohort,
                 ),
                 "worker",
                 heartbeat_seconds=None,
@@ -134,6 +135,7 @@ class Runtime:
             experiment=experiment,
             trainer=self.trainer_kind,
             verl_version=self.verl_version,
+            cohort=self.settings.cohort,
         )
 
     def _step_in_progress(self) -> int:

@@ -1,7 +1,7 @@
 """From what the training side handed over to encoded batches. Used by :mod:`trainer_entry.push.client`'s thread.
 
-The training thread only copies references; values are looked at here, later, on the push thread: numpy scalars and
-zero-dimensional tensors become floats, and what is not a number is left out.
+The training thread only copies references; values are looked at here, later, on the push thread: numpy scalars, and
+arrays and tensors of one element, become floats. What is not a number is left out, and counted.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ class BatchWriter:
         self.sender = sender
         self.lost = 0
         """Items that no message can hold (text that is not Unicode, say), which were left out."""
+        self.left_out = 0
+        """Metrics that are no number, or too many of one step, which were left out."""
+        self.first_left_out = ""
+        """The first of them, for a person."""
         self._seq = 0
 
     def items(self, run: Run, items: Sequence[Item], *, now: float) -> Iterable[bytes]:
@@ -65,7 +69,10 @@ class BatchWriter:
         events: list[Event] = []
         for item in items:
             if isinstance(item, RawStep):
-                steps.append(Step(step=item.step, metrics=numbers(item.metrics), time=item.time))
+                metrics = numbers(item.metrics)
+                if len(metrics) < len(item.metrics):
+                    self._count_left_out(item.metrics, metrics)
+                steps.append(Step(step=item.step, metrics=metrics, time=item.time))
             else:
                 events.append(item)
             if len(steps) >= MAX_STEPS or len(events) >= MAX_EVENTS:
@@ -101,6 +108,12 @@ class BatchWriter:
                 self.lost += 1
         return found
 
+    def _count_left_out(self, given: Mapping[str, Any], taken: Mapping[str, Number]) -> None:
+        self.left_out += len(given) - len(taken)
+        if not self.first_left_out:
+            key, value = next(((key, value) for key, value in given.items() if _name(key) not in taken), ("", None))
+            self.first_left_out = f"{_name(key)} ({type(value).__name__})"
+
     def _encode(self, run: Run, now: float, **parts: Any) -> bytes:
         self._seq += 1
         return encode(
@@ -111,22 +124,32 @@ class BatchWriter:
 def numbers(metrics: Mapping[str, Any]) -> dict[str, Number]:
     """The metrics that are numbers, as floats; NaN and infinities stay what they are.
 
-    >>> numbers({"loss": 1, "done": True, "nan": float("nan"), "text": "0.5", "list": [1.0]})
+    An array or a tensor counts where it has one element. Texts, nothing, lists and nested values do not.
+
+    >>> numbers({"loss": 1, "done": True, "nan": float("nan"), "text": "0.5", "list": [1.0], "nothing": None})
     {'loss': 1.0, 'done': 1.0, 'nan': nan}
     """
     found: dict[str, Number] = {}
     for key, value in metrics.items():
         if len(found) >= MAX_METRICS:
             break
-        if value is None or isinstance(value, (str, bytes, list, tuple, dict, set)):
+        if type(value) is float:
+            found[_name(key)] = value
+            continue
+        if value is None or isinstance(value, (str, bytes, bytearray, list, tuple, dict, set)):
             continue
         try:
-            number = value if type(value) is float else float(value)
-            name = str(key)[:MAX_KEY_LENGTH]
-            found[name if name.isascii() else name.encode("utf-8", "replace").decode()] = number
+            # float() of an array, or of a tensor with a gradient, warns in the middle of the training log.
+            item = getattr(value, "item", None)
+            found[_name(key)] = float(value if item is None else item())
         except Exception:  # noqa: BLE001 - any object may be logged as a metric; one without a number is left out
             continue
     return found
+
+
+def _name(key: Any) -> str:
+    name = str(key)[:MAX_KEY_LENGTH]
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
 def new_sender(role: Role) -> Sender:

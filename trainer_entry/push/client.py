@@ -42,13 +42,16 @@ EXIT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PushStatus:
-    """Counters of one client since its start, in batches, but for ``overflowed``, which counts queue items."""
+    """Counters of one client since its start, in batches, but for ``overflowed``, which counts queue items, and
+    ``left_out``, which counts metrics that are no numbers.
+    """
 
     sent: int = 0
     refused: int = 0
     dropped: int = 0
     overflowed: int = 0
     waiting: bool = False
+    left_out: int = 0
 
 
 class _Flush:
@@ -172,7 +175,7 @@ class PushClient:
         with self._outbox_lock:
             waiting = not self._queue.empty() or (not self._closed and not self._outbox.empty)
             dropped = self._outbox.dropped + self._writer.lost
-            return PushStatus(self._sent, self._refused, dropped, self._overflowed, waiting)
+            return PushStatus(self._sent, self._refused, dropped, self._overflowed, waiting, self._writer.left_out)
 
     # The rest runs on the push thread, but for what close() does under the outbox lock.
 
@@ -256,6 +259,9 @@ class PushClient:
         for run, items in groups:
             for payload in self._writer.items(run, items, now=self._now()):
                 self._outbox.append(payload)
+        if self._writer.left_out:
+            first = self._writer.first_left_out
+            self._warn("left out", f"metrics that are no numbers are left out; the first is {first}")
         if self._writer.lost:
             self._warn("lost", "something handed over cannot be written as a message (text that is no Unicode?)")
 

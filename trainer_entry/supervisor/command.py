@@ -44,7 +44,13 @@ def run(parsed: argparse.Namespace) -> int:
             if configured is None:
                 say("there is no exporter (--url off): commands come through control.sock only")
                 return NoReporter()
-            identity = Run(run_id=record.run_id, attempt=attempt, project=record.project, experiment=record.experiment)
+            identity = Run(
+                run_id=record.run_id,
+                attempt=attempt,
+                project=record.project,
+                experiment=record.experiment,
+                cohort=configured.cohort,
+            )
             return PushReporter(configured, identity, on_command=on_command, say=say)
 
         options = Options(

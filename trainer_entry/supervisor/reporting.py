@@ -55,6 +55,7 @@ class PushReporter:
                 attempt=attempt,
                 project=self._run.project,
                 experiment=self._run.experiment,
+                cohort=self._run.cohort,
             )
             self._client.set_run(self._run)
         self._client.event(event)
