@@ -218,25 +218,27 @@ def _sentences(result: dict[str, Any]) -> str:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=_positive, default=100, metavar="N", help="runs, and connections (default: 100)")
-    parser.add_argument("--metrics", type=_positive, default=100, metavar="N", help="metrics of a step (default: 100)")
+    parser.add_argument("--runs", type=positive, default=100, metavar="N", help="runs, and connections (default: 100)")
+    parser.add_argument("--metrics", type=positive, default=100, metavar="N", help="metrics of a step (default: 100)")
     parser.add_argument(
-        "--steps-a-batch", type=_positive, default=50, metavar="N", help="steps of a batched push (default: 50)"
+        "--steps-a-batch", type=positive, default=50, metavar="N", help="steps of a batched push (default: 50)"
     )
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="rounds, of which the median counts")
-    parser.add_argument("--seconds", type=_seconds, default=5.0, metavar="S", help="of one receiver in a round")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="rounds, of which the median counts")
+    parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="of one receiver in a round")
     parser.add_argument("--profile", action="store_true", help="then say where the exporter's time goes (needs py-spy)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that is a number of things."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """An argument that is a duration."""
     try:
         value = float(text)
     except ValueError:

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from bench.processes import cpu_seconds
 from bench.verl_step import steps
 from demo.client import answers
 from demo.processes import Child, free_port
-from exporter.protocol import MSGPACK, PROTOCOL_VERSION, PUSH_PATH
+from exporter.protocol import MSGPACK, PROTOCOL_VERSION, PUSH_PATH, encode
 
 POOL = 61
 """Different steps that the senders take in turn; made before, so that making them is not measured."""
@@ -37,10 +38,11 @@ class Samples:
     Args:
         runs: number of runs.
         metrics: metrics of a step.
+        every_signal: also those that verl logs on some steps only.
     """
 
-    def __init__(self, runs: int, metrics: int) -> None:
-        made = steps(metrics, random.Random(3))
+    def __init__(self, runs: int, metrics: int, *, every_signal: bool = False) -> None:
+        made = steps(metrics, random.Random(3), every_signal=every_signal)
         self.pool = [next(made) for _ in range(POOL)]
         self.runs = [f"run-{number:04d}" for number in range(runs)]
         self.metrics = metrics
@@ -114,16 +116,21 @@ class Exporter(Receiver):
         return answers(self.url("/readyz"))
 
     def source(self, run: int, batch: int) -> Callable[[], bytes]:
-        run_id, numbers, sequence, pool = self.samples.runs[run], self._steps[run], self._sequences[run], self._pool
-        encode = msgspec.msgpack.Encoder().encode
-        fixed = {"protocol": PROTOCOL_VERSION, "run": {"run_id": run_id, "trainer": "ppo_v1"}, "sender": {"id": run_id}}
+        return lambda: self.push(run, batch)
 
-        def make() -> bytes:
-            parts = [{"step": step, "metrics": pool[(step + 7 * run) % POOL]} for step in _next(numbers, batch)]
-            body = encode({**fixed, "seq": next(sequence), "steps": parts})
-            return request(self.host, "POST", PUSH_PATH, MSGPACK, body)
-
-        return make
+    def push(self, run: int, batch: int, **more: Any) -> bytes:
+        """The next push of a run: ``batch`` steps, and ``more`` fields of :class:`exporter.protocol.Batch`."""
+        run_id, pool = self.samples.runs[run], self._pool
+        parts = [{"step": step, "metrics": pool[(step + 7 * run) % POOL]} for step in _next(self._steps[run], batch)]
+        body = {
+            "protocol": PROTOCOL_VERSION,
+            "run": {"run_id": run_id, "trainer": "ppo_v1"},
+            "sender": {"id": run_id},
+            "seq": next(self._sequences[run]),
+            "steps": parts,
+            **more,
+        }
+        return request(self.host, "POST", PUSH_PATH, MSGPACK, encode(body))
 
     def arrived(self) -> int:
         found = re.findall(r"^verl_training_steps_total\{.*\} (\S+)$", self.scrape(), re.MULTILINE)

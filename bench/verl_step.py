@@ -116,14 +116,27 @@ _OTHERS = {
 }
 
 
-def keys(count: int) -> list[str]:
-    """``count`` keys: verl's own, and beyond those that it has, keys such as a reward function of one's own adds."""
-    known = [*_SIGNALS, *_OTHERS]
+_ON_SOME_STEPS = {
+    "val-core/gsm8k/reward/mean@1": 0.48,
+    "val/loss": 0.7,
+    "timing_s/testing": 41.0,
+    "timing_s/save_checkpoint": 12.0,
+}
+"""Only on steps that have a validation or save a checkpoint."""
+
+
+def keys(count: int, *, every_signal: bool = False) -> list[str]:
+    """``count`` keys: verl's own, and beyond those that it has, keys such as a reward function of one's own adds.
+
+    ``every_signal``: with those of validation and checkpoints, which a usual step does not have.
+    """
+    known = [*_SIGNALS, *(_ON_SOME_STEPS if every_signal else ()), *_OTHERS]
     return (known + [f"reward_extra/{number}/mean" for number in range(count - len(known))])[:count]
 
 
-def steps(count: int, rng: random.Random) -> Iterator[dict[str, float]]:
+def steps(count: int, rng: random.Random, *, every_signal: bool = False) -> Iterator[dict[str, float]]:
     """Metrics of one step after the other, ``count`` of each: the usual values, each with a spread of a tenth."""
-    usual = {key: _SIGNALS.get(key, _OTHERS.get(key, 0.5)) for key in keys(count)}
+    known = {**_SIGNALS, **_ON_SOME_STEPS, **_OTHERS}
+    usual = {key: known.get(key, 0.5) for key in keys(count, every_signal=every_signal)}
     while True:
         yield {key: value * (1.0 + 0.1 * rng.uniform(-1.0, 1.0)) for key, value in usual.items()}
