@@ -260,8 +260,8 @@ class PushClient:
             for payload in self._writer.items(run, items, now=self._now()):
                 self._outbox.append(payload)
         if self._writer.left_out:
-            first = self._writer.first_left_out
-            self._warn("left out", f"metrics that are no numbers are left out; the first is {first}")
+            example = self._writer.first_left_out
+            self._warn("left out", f"metrics that are no numbers are left out; the first is {example}")
         if self._writer.lost:
             self._warn("lost", "something handed over cannot be written as a message (text that is no Unicode?)")
 
