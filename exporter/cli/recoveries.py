@@ -1,0 +1,68 @@
+"""``verl-sentinel recoveries`` and ``audit``. Mounted by :mod:`exporter.cli`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from exporter.cli.asking import DEFAULT_URL, AsJson, Limit, Url, Who, ask, quoted, user
+from exporter.cli.showing import clean, moment, show_json, show_rows
+
+recoveries_app = typer.Typer(no_args_is_help=True, help="Recoveries: list, show, approve, refuse, acknowledge.")
+
+RecoveryId = Annotated[str, typer.Argument(help="Id of the recovery.")]
+
+
+def audit(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
+    """Show the audit log, the newest first."""
+    answer = ask(url, f"/api/v1/audit?limit={limit}", "audit")
+    if as_json:
+        show_json(answer)
+        return
+    rows = [(moment(line["at"]), line["run_id"], line["kind"], line["summary"]) for line in answer["audit"]]
+    show_rows(("time", "run", "kind", "what"), rows)
+
+
+@recoveries_app.command("list")
+def recoveries_list(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limit = 100) -> None:
+    """List recoveries, the newest first."""
+    answer = ask(url, f"/api/v1/recoveries?limit={limit}", "recoveries")
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (it["id"], it["run_id"], str(it["attempt"]), it["action"], it["stage"], it["outcome"] or it["reason"])
+        for it in answer["recoveries"]
+    ]
+    show_rows(("recovery", "run", "attempt", "action", "stage", "why"), rows)
+
+
+@recoveries_app.command("show")
+def recoveries_show(recovery_id: RecoveryId, url: Url = DEFAULT_URL) -> None:
+    """Show one recovery with its evidence, as JSON."""
+    show_json(ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}", "stage"))
+
+
+@recoveries_app.command("approve")
+def recoveries_approve(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Let a recovery that waits for approval go ahead."""
+    _decide(url, recovery_id, "approve", who)
+
+
+@recoveries_app.command("refuse")
+def recoveries_refuse(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Call off a recovery that waits for approval."""
+    _decide(url, recovery_id, "refuse", who)
+
+
+@recoveries_app.command("acknowledge")
+def recoveries_acknowledge(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Take note that a recovery has failed; its alert ends."""
+    _decide(url, recovery_id, "acknowledge", who)
+
+
+def _decide(url: str, recovery_id: str, decision: str, who: str) -> None:
+    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", "stage", {"who": who or user()})
+    stage = answer["stage"].replace("_", " ")
+    typer.echo(clean(f"Recovery {answer['id']} of run {answer['run_id']} is {stage}."))
