@@ -204,6 +204,6 @@ def test_the_shipped_rules_are_what_ran(stack: RelayedStack) -> None:
     rules = get_json(f"{stack.prometheus_url}/api/v1/rules")
     assert rules is not None
     sources = {Path(group["file"]).name for group in rules["data"]["groups"]}
-    assert sources == {"verl-sentinel.rules.yml"}
+    assert sources == {"verl-sentinel.rules.yml", "verl-names.rules.yml"}
     healths = {rule["name"]: rule["health"] for group in rules["data"]["groups"] for rule in group["rules"]}
     assert set(healths.values()) == {"ok"}, healths

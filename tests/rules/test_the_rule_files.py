@@ -16,6 +16,10 @@ from exporter.recovery.policy import RecoveryPolicy
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
 ALERT_FILE = RULES / "prometheus" / "verl-sentinel.rules.yml"
+NAMES_FILE = RULES / "prometheus" / "verl-names.rules.yml"
+RECORDED: list[str] = [
+    rule["record"] for group in yaml.safe_load(NAMES_FILE.read_text())["groups"] for rule in group["rules"]
+]
 TEST_FILES = sorted((RULES / "tests").glob("*.yml"))
 ALERTS: list[dict[str, Any]] = [
     rule for group in yaml.safe_load(ALERT_FILE.read_text())["groups"] for rule in group["rules"]
@@ -36,6 +40,7 @@ def program(*argv: str) -> str:
 @pytest.mark.programs
 def test_prometheus_accepts_rules_and_configuration() -> None:
     assert f"{len(ALERTS)} rules found" in program("promtool", "check", "rules", str(ALERT_FILE))
+    assert f"{len(RECORDED)} rules found" in program("promtool", "check", "rules", str(NAMES_FILE))
     program("promtool", "check", "config", str(RULES / "prometheus" / "prometheus.yml"))
 
 
@@ -92,12 +97,24 @@ def test_every_alert_has_a_rule_test_in_which_it_fires_and_one_in_which_it_does_
         check
         for file in TEST_FILES
         for test in yaml.safe_load(file.read_text())["tests"]
-        for check in test["alert_rule_test"]
+        for check in test.get("alert_rule_test", [])
         if check["alertname"] == name
     ]
     assert any(check["exp_alerts"] for check in checks), "no test in which it fires"
     # The Watchdog fires always: there is no input for which it would not.
     assert name == "Watchdog" or any(not check["exp_alerts"] for check in checks), "no test in which it is quiet"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_name_has_a_test_with_a_value(name: str) -> None:
+    samples = [
+        sample["labels"]
+        for file in TEST_FILES
+        for test in yaml.safe_load(file.read_text())["tests"]
+        for check in test.get("promql_expr_test", [])
+        for sample in check["exp_samples"]
+    ]
+    assert any(labels.startswith(f"{name}{{") for labels in samples)
 
 
 @pytest.mark.parametrize("detector", NAMES)
