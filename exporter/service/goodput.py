@@ -170,6 +170,7 @@ class Goodput:
             else:
                 gap_beyond = min(gap, self.pauses.beyond(pause))
             self.pauses.learn(pause)
+        beyond = min(beyond, seconds)
         if not self.starting and not validated:
             gap_beyond = min(gap, gap_beyond + self.steps.beyond(gap - pause))
         if not self.starting:
