@@ -48,7 +48,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The certificate and those of the authorities between it and the root, as PEM."""
     key_file: str
     """Its private key, as PEM, not encrypted."""
-    min_version: Literal["1.2", "1.3"] = "1.2"
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -117,7 +117,7 @@ def tokens_of(source: TokenSource, where: str, environment: Mapping[str, str]) -
 def tls_context(tls: Tls, where: str = "tls") -> ssl.SSLContext:
     """The context of a server. ``where``: the section, for the sentence of the :class:`ConfigError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3 if tls.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if tls.min_version == "TLSv1.3" else ssl.TLSVersion.TLSv1_2
     load_certificate(context, tls, where)
     return context
 

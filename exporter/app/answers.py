@@ -135,7 +135,8 @@ def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Written
         parts = [
             f"{item.get('key', '')}: {item.get('message', '')}" for item in error.extra or [] if isinstance(item, dict)
         ]
-        reason = f"{error.detail.removesuffix('.')}{': ' if parts else ''}{'; '.join(parts)}."
+        # Not Litestar's own words: they repeat the query, and somebody may have put a token there.
+        reason = f"The query or the path is not what is expected{': ' if parts else ''}{'; '.join(parts)}."
     content = ErrorAnswer(
         error=HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"), reason=reason, where=path
     )

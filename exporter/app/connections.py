@@ -70,6 +70,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_since: float | None = None
         self._unread_bytes = 0
         self._in_head = True
+        self._heads = 0
         self._head_bytes = 0
         self._too_long = False
 
@@ -90,9 +91,9 @@ class GuardedProtocol(HttpToolsProtocol):
             return  # refused already, and what it goes on to say is not read
         if self._arriving_since is None:
             self._arriving_since = self._keeper.monotonic()
-        in_head = self._in_head
+        in_head, heads = self._in_head, self._heads
         super().data_received(data)
-        if in_head and self._in_head and not self.transport.is_closing():
+        if in_head and heads == self._heads and not self.transport.is_closing():
             # The parser keeps a header until it has all of it, so it has to be stopped from here.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
@@ -101,6 +102,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._heads += 1
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
             self._too_long = True
             raise httptools.HttpParserError("the head is too long")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -48,6 +49,8 @@ class ExporterProcess:
     folder: Path
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    context: ssl.SSLContext | None = None
+    """Of the client, where the exporter speaks TLS."""
     process: subprocess.Popen[bytes] | None = None
     url: str = ""
 
@@ -73,7 +76,7 @@ class ExporterProcess:
             wait_for(self.ready, self)
 
     def _address(self) -> str:
-        found = re.search(r"Listening on (http://\S+),", self.log)
+        found = re.search(r"Listening on (https?://\S+),", self.log)
         return found.group(1) if found else ""
 
     def ready(self) -> bool:
@@ -108,7 +111,7 @@ class ExporterProcess:
     def request(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         request = urllib.request.Request(self.url + path, data=body, headers=dict(headers), method=method)
         try:
-            with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as response:
+            with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS, context=self.context) as response:
                 return Answer(response.status, response.headers, response.read())
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read())

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from exporter_process import running
+from exporter_process import PUSH, ExporterProcess, running, wait_for
+from exporter_scene import batch
 
 from exporter.config import Config, ConfigError, Tokens, TokenSource, check_exposure, load, parse, resolve_tokens
+from exporter.protocol import encode
 
 WRONG = [
     ("recovry:\n  mode: auto\n", "line 1: recovry is not a known setting; did you mean recovery?"),
@@ -130,6 +132,44 @@ def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "listen: 127.0.0.1:0\ntokens:\n  push:\n    - file: {folder}/none\n",
+            "line 4: tokens.push: the file {folder}/none cannot be read: No such file or directory.",
+        ),
+        (
+            "tokens:\n  push:\n    - env: PATH\n    - file: {folder}/empty\n",
+            "line 4: tokens.push: the file {folder}/empty holds no token.",
+        ),
+        (
+            "tokens: {{operate: [{{env: NOT_SET}}]}}\n",
+            "line 1: tokens.operate: the environment variable NOT_SET is not set.",
+        ),
+        (
+            "tls:\n  cert_file: {folder}/empty\n  key_file: {folder}/none\n",
+            "line 3: tls.key_file: the file {folder}/none cannot be read",
+        ),
+        (
+            "\ntls:\n  cert_file: {folder}/empty\n  key_file: {folder}/empty\n",
+            "line 2: tls: {folder}/empty and {folder}/empty cannot be used together",
+        ),
+        ("tls:\n  cert_file: a\n", "line 1: tls: Object missing required field key_file"),
+        ("tls:\n  cert_file: a\n  key_file: b\n  min_version: 1.2\n", "line 4: tls.min_version: "),
+    ],
+)
+def test_a_file_that_the_configuration_names_and_that_cannot_be_used_is_named_with_its_line(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    (tmp_path / "empty").write_text("")
+    file = tmp_path / "f.yml"
+    file.write_text(text.format(folder=tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        load(file)
+    assert f"{file}, {sentence.format(folder=tmp_path)}" in str(refused.value)
+
+
 def test_a_wrong_file_stops_the_program_at_start(tmp_path: Path) -> None:
     file = tmp_path / "f.yml"
     file.write_text("limits:\n  rums: 3\n")
@@ -152,9 +192,18 @@ def test_a_data_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None
     refused(result, "cannot be written: Not a directory. Name another with data_dir.")
 
 
-def test_a_damaged_journal_is_a_sentence(tmp_path: Path) -> None:
+def test_a_damaged_journal_does_not_keep_the_program_from_starting_and_saying_so(tmp_path: Path) -> None:
     (tmp_path / "verl-sentinel.sqlite3").write_bytes(b"no database at all" * 500)
-    refused(start("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path)), "cannot be opened: file is not a database")
+    exporter = ExporterProcess(tmp_path, ("--data-dir", str(tmp_path)))
+    try:
+        exporter.start(until_ready=False)
+        answer = wait_for(lambda: "database" in (found := exporter.get("/readyz")).body.decode() and found, exporter)
+        assert answer.status == 503
+        assert "file is not a database" in answer.json["reasons"][0]
+        pushed = exporter.post(PUSH, encode(batch()))
+        assert (pushed.status, int(pushed.headers["Retry-After"]) > 0) == (503, True)
+    finally:
+        exporter.kill()
 
 
 def test_two_exporters_cannot_share_a_data_folder(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +45,7 @@ def test_a_push_in_msgpack_is_answered_in_msgpack_and_is_in_the_metrics(exporter
     assert metrics['verl_training_step{run="m"}'] == 3
     assert metrics['verl_grad_norm{run="m"}'] == 0.5
     assert metrics['verl_kl_divergence{run="m"}'] == 0.01
-    assert metrics['verl_training_step_duration_seconds_bucket{le="1.0",run="m"}'] == 1
+    assert metrics['verl_training_step_duration_seconds_bucket{run="m",le="1.0"}'] == 1
 
 
 def test_nan_in_json_is_spelled_as_a_word_in_and_out(exporter: ExporterProcess) -> None:
@@ -95,7 +94,6 @@ METRICS = "steps/0/metrics"
         (_changed("seq", 2**60), 400, "$.seq", "out of range"),
         (_changed("steps/0/step", -1), 400, "$.steps[0].step", "out of range"),
         (_changed(METRICS, {"actor/loss": "nan"}), 400, "$.steps[0].metrics[...]", 'or the string "NaN"'),
-        (_changed(METRICS, {"actor/loss": None}), 400, "$.steps[0].metrics[...]", "got `null`"),
         (_changed(METRICS, {f"m{i}": 1.0 for i in range(2001)}), 400, "$.steps[0].metrics", "2001 metrics"),
         (_changed("steps", [{"step": 1, "metrics": {}}] * 1001), 400, "$.steps", "1001 entries"),
         (
@@ -146,7 +144,7 @@ def test_a_wrong_batch_is_refused_with_where_and_why_and_changes_nothing(
         (b'{"protocol": 2, "run": "r"}', {"Content_Type": "application/json"}, 400, "the push has version 2"),
         (b"[1, 2]", {"Content_Type": "application/json"}, 400, "Expected `object`, got `array`"),
         (b"x", {"Content_Type": "text/plain"}, 415, "content type is text/plain: application/msgpack or application"),
-        (gzip.compress(b"x"), {"Content_Encoding": "gzip"}, 415, "encoded as 'gzip'"),
+        (b"x", {"Content_Encoding": "br"}, 415, "encoded as 'br': gzip and zstd are accepted"),
         (b"x" * (9 * 1024 * 1024), {}, 413, "9437184 bytes, at most 8388608 are accepted (limits.body_bytes)"),
     ],
 )
@@ -160,7 +158,7 @@ def test_a_body_that_is_no_batch_is_refused_in_a_sentence(
 
 def test_a_run_id_may_have_slashes_and_spaces(exporter: ExporterProcess) -> None:
     push(exporter, run="team/exp 1", steps=[Step(step=1, metrics={"actor/lr": 1.0})])
-    shown = exporter.get("/api/v1/runs/team/exp%201").json
+    shown = exporter.get("/api/v1/runs/team%2Fexp%201").json
     assert shown["run"]["run_id"] == "team/exp 1"
 
 
@@ -180,7 +178,7 @@ def test_a_refusal_is_msgpack_for_who_asks_for_it(exporter: ExporterProcess) -> 
     ("method", "path", "status", "reason"),
     [
         ("GET", "/nowhere", 404, "There is nothing at /nowhere."),
-        ("GET", "/api/v1/runs/nobody", 404, "No run nobody has ever pushed."),
+        ("GET", "/api/v1/runs/nobody", 404, "No run 'nobody' has ever pushed"),
         ("GET", PUSH, 405, "does not take GET"),
         ("GET", "/api/v1/recoveries/none", 404, "There is no recovery none."),
         ("GET", "/api/v1/audit?limit=many", 400, "limit: Expected `int`, got `str`"),
@@ -261,7 +259,7 @@ def test_pushes_at_once_are_all_kept_and_each_counted_once(exporter: ExporterPro
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(send, range(8))) == [list(range(1, 21))] * 8
-    assert exporter.metrics()['verl_rollout_requests_total{outcome="succeeded",run="many"}'] == 160
+    assert exporter.metrics()['verl_rollout_requests_total{run="many",outcome="succeeded"}'] == 160
 
 
 def test_tokens_by_scope(tmp_path: Path) -> None:
