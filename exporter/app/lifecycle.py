@@ -19,7 +19,7 @@ from exporter.detectors.registry import build_detectors
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.store import RecoveryStore
 from exporter.service.admission import Refused
-from exporter.service.archivist import Archivist
+from exporter.service.archivist import Archivist, ArchivistHealth
 from exporter.service.core import Core
 from exporter.service.exposition import Exposition, Ingest
 from exporter.service.history import Archive
@@ -61,7 +61,7 @@ class Exporter:
             self._store = RecoveryStore(self._data_dir / RECOVERY_FILE_NAME)
         except OSError as error:
             raise ConfigError(str(error)) from error
-        self._journal: Journal | None = None
+        self._journal = self._open_journal()
         self._recorder = ThreadedRecorder()
         self.archive = Archive(self._data_dir)
         options: Mapping[str, Mapping[str, Any]] = config.detectors
@@ -73,15 +73,19 @@ class Exporter:
             limits=config.limits,
             rules=config.incidents,
             ended_grace=config.ended_run_grace_seconds,
+            snapshot_seconds=config.retention.snapshot_seconds,
         )
         self.ingest = Ingest()
         self.replayed = False
         self.archivist: Archivist | None = None
         self._sink = self._make_sink()
         self.exposition = Exposition(
-            self.core, self.ingest, clock, self.version, lambda: self.replayed, sinks=self.sinks
+            self.core, self.ingest, clock, self.version, lambda: self.replayed, sinks=self.sinks, archive=self._archive_health
         )
         self._work: list[asyncio.Task[None]] = []
+
+    def _archive_health(self) -> ArchivistHealth | None:
+        return self.archivist.health if self.archivist is not None else None
 
     async def start(self) -> None:
         """Begin to read the journal, then to tick; returns at once."""
@@ -186,12 +190,21 @@ class Exporter:
     async def _tidy(self) -> None:
         assert self.archivist is not None
         while True:
-            await asyncio.sleep(TIDY_SECONDS)
+            await asyncio.sleep(min(TIDY_SECONDS, self.config.retention.snapshot_seconds))
             try:
                 await self.archivist.round(self.clock())
             except Exception:
                 self.core.faults += 1
                 log.exception("The archivist failed")
+
+    def _open_journal(self) -> Journal | None:
+        """None where it cannot be opened now: that may pass. That it is another program's does not."""
+        try:
+            return Journal(self._data_dir / FILE_NAME)
+        except JournalForeign as error:
+            raise ConfigError(str(error)) from error
+        except JournalUnavailable:
+            return None
 
     def _make_sink(self) -> Any:
         if self.config.influxdb is None:

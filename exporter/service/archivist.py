@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.service.core import Core
-from exporter.service.history import FILE_NAME, GIB, Archive, History, Retention, pack
+from exporter.service.history import FILE_NAME, GIB, MIB, Archive, History, Retention, pack
 from exporter.service.journal import Entry, Journal, JournalUnavailable
 from exporter.service.recorder import Recorder
 
 log = logging.getLogger("exporter.archivist")
-
-KEEP_BYTES = 64 * 1024 * 1024
-"""Pushes that are kept in the journal before they are moved: the more at once, the better they compress."""
 
 MOVE_BYTES = 16 * 1024 * 1024
 """Most bytes that are read, compressed and moved in one go."""
@@ -56,7 +53,6 @@ class Archivist:
         data_dir: the folder.
         retention: what may stay, and for how long.
         needed_from: position up to which every reader with a cursor (a sink) has read; what comes after it stays.
-        keep_bytes: pushes that stay in the journal.
 
     Raises :class:`JournalUnavailable` where the history cannot be opened.
     """
@@ -68,8 +64,6 @@ class Archivist:
         data_dir: Path,
         retention: Retention,
         needed_from: Callable[[], int | None],
-        *,
-        keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self._core = core
         self._recorder = recorder
@@ -77,7 +71,7 @@ class Archivist:
         self._history = History(data_dir / FILE_NAME)
         self._retention = retention
         self._needed_from = needed_from
-        self._keep_bytes = keep_bytes
+        self._keep_bytes = int(retention.journal_megabytes * MIB)
         self._pruned = 0
         self.health = ArchivistHealth()
 

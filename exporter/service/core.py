@@ -20,6 +20,7 @@ from exporter.recovery.facts import Alert
 from exporter.recovery.record import Decision
 from exporter.service import intake, snapshot
 from exporter.service.admission import Limits, Refused, check
+from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark, batch_entry, look_entry, mark_entry, read_look, read_mark
 from exporter.service.journal import Entry, Journal, JournalUnavailable, Snapshot
 from exporter.service.keeping import Keeper, heard
@@ -50,6 +51,7 @@ class Core:
         limits: bounds of what is accepted.
         rules: when an incident is over.
         ended_grace: seconds for which a run that has ended stays in ``/metrics``.
+        snapshot_seconds: a run that changed is snapshotted after as long.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Core:
         limits: Limits,
         rules: Rules,
         ended_grace: float,
+        snapshot_seconds: float = 300.0,
     ) -> None:
         self._recorder = recorder
         self.engine = engine
@@ -70,8 +73,9 @@ class Core:
         self._limits = limits
         self._rules = rules
         self._ended_grace = ended_grace
-        self.keeper = Keeper(recorder)
-        self.roster = Roster(self.keeper, read_snapshot, lambda body: snapshot.restore(body, detectors, rules))
+        self.keeper = Keeper(recorder, snapshot_seconds)
+        self.detector_times = DetectorTimes()
+        self.roster = Roster(self.keeper, read_snapshot, self._restore)
         self.unreadable_entries = 0
         self.journal_error = ""
         """Why the newest write to the journal failed; empty while it works."""
@@ -139,6 +143,11 @@ class Core:
         if isinstance(answers[0], Refused):
             raise answers[0]
         return answers[0]
+
+    def _restore(self, body: bytes) -> WatchedRun:
+        run = snapshot.restore(body, self._make_detectors, self._rules)
+        run.times = self.detector_times
+        return run
 
     def find(self, run_id: str) -> WatchedRun | None:
         """The run, from memory or from disk; None where it is not known. Raises :class:`Refused` (503)."""
@@ -226,8 +235,8 @@ class Core:
         ``delivered`` is the position up to which the recovery engine was told; what came after it is told again.
         """
         for entry in entries:
-            run = self.roster.find(entry.run_id)
-            if run is None or not self.keeper.has(entry.run_id, entry.position):
+            if not self.keeper.has(entry.run_id, entry.position):
+                run = self.roster.find(entry.run_id)
                 if run is not None and entry.at - run.last_look >= LOOK_SECONDS:
                     # Live detectors remember what they saw: let them see it again. What they concluded is journalled.
                     run.look(entry.at)
@@ -384,6 +393,7 @@ class Core:
                 batch = decode_batch(entry.body) if batch is None else batch
                 if run is None:
                     run = WatchedRun.new(batch.run, self._make_detectors(), self._rules, entry.at)
+                    run.times = self.detector_times
                     self.roster.add(run)
                 intake.take(run, batch, entry.at)
                 reports = run.apply_batch(batch, entry.at)

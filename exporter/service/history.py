@@ -18,12 +18,13 @@ import msgspec
 from backports import zstd
 
 from exporter.protocol import decode_batch, number
-from exporter.service.journal import Entry, JournalUnavailable, Snapshot, damaged, read_entries, read_snapshot
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
+from exporter.service.journal import Entry, JournalUnavailable, Snapshot, damaged, read_entries, read_snapshot
 
 FILE_NAME = "history.sqlite3"
 LEVEL = 3
 GIB = 1024**3
+MIB = 1024**2
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -46,6 +47,11 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Steps, and runs that nobody heard of, go after as long."""
     gigabytes: float = 20.0
     """Size of the history (GiB); beyond it the oldest steps of any run go first."""
+    journal_megabytes: float = 64.0
+    """Pushes that stay in the journal (MiB) before they are compressed into the history: the more at once, the smaller
+    they become."""
+    snapshot_seconds: float = 300.0
+    """A run that changed is written as a whole after as long: what a start after a crash has to work through again."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -150,7 +156,8 @@ class History:
         the file is too large. At most ``slice_blocks``; how many went."""
         with self._writing():
             gone = self._db.execute(
-                "DELETE FROM blocks WHERE number IN (SELECT number FROM blocks WHERE last_at < ? ORDER BY number LIMIT ?)",
+                "DELETE FROM blocks WHERE number IN"
+                " (SELECT number FROM blocks WHERE last_at < ? ORDER BY number LIMIT ?)",
                 (before, slice_blocks),
             ).rowcount
             if not gone and self.bytes() > most_bytes:

@@ -194,7 +194,7 @@ class Journal:
             raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
 
     def delete(self, after: int, upto: int, *, batches: bool) -> None:
-        """Remove the entries at positions from above ``after`` to ``upto``: all, or (``batches`` false) all but batches.
+        """Remove the entries at positions above ``after`` up to ``upto``: all, or (``batches`` false) all but batches.
 
         The highest position is remembered, for the file may be empty afterwards. Raises :class:`JournalUnavailable`.
         """

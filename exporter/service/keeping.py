@@ -14,11 +14,8 @@ from exporter.service.journal import Snapshot
 from exporter.service.recorder import Recorder
 from exporter.service.watch import WatchedRun
 
-SNAPSHOT_SECONDS = 300.0
-"""A run that changed is snapshotted after as long: what a start has to read again."""
-
 SNAPSHOT_ENTRIES = 2000
-"""Or after as many entries, whichever comes first."""
+"""A run is snapshotted after as many entries, if it is not due before."""
 
 MOST_A_TICK = 16
 """A snapshot takes some milliseconds of the event loop; a tick takes no more of them than this."""
@@ -50,10 +47,11 @@ def heard(run: WatchedRun) -> float:
 
 
 class Keeper:
-    """``recorder`` writes the snapshots."""
+    """``recorder`` writes the snapshots, of each run that changed after ``seconds``."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, seconds: float) -> None:
         self._recorder = recorder
+        self._seconds = seconds
         self._kept: dict[str, _Kept] = {}
         self.applied = 0
         """Newest entry of any run that had its effect."""
@@ -74,7 +72,7 @@ class Keeper:
             kept.first_after, kept.since_after = position, at
 
     def restored(self, run_id: str, position: int) -> None:
-        """The run was read from a snapshot on disk."""
+        """The run is on disk as it was after that entry."""
         self.applied = max(self.applied, position)
         self._kept[run_id] = _Kept(applied=position)
 
@@ -100,7 +98,7 @@ class Keeper:
             if not kept.first or kept.taken:
                 continue
             # A clock that was set back must not put a snapshot off for ever.
-            due = kept.entries >= SNAPSHOT_ENTRIES or not 0 <= now - kept.since < SNAPSHOT_SECONDS
+            due = kept.entries >= SNAPSHOT_ENTRIES or not 0 <= now - kept.since < self._seconds
             run = runs.get(run_id)
             if run is not None and (due or hidden(run)):
                 self._take(run, kept)
@@ -116,7 +114,7 @@ class Keeper:
                 self._take(run, kept)
 
     def forget(self, run_id: str) -> None:
-        """The run is not in memory any more."""
+        """The run is not known any more."""
         self._kept.pop(run_id, None)
 
     def _take(self, run: WatchedRun, kept: _Kept) -> None:

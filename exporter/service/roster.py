@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from exporter.service import snapshot
-from exporter.service.journal import JournalDamaged, JournalUnavailable, Snapshot
+from exporter.service.journal import JournalDamaged, Snapshot
 from exporter.service.keeping import Keeper
 from exporter.service.watch import WatchedRun
 
@@ -49,6 +49,7 @@ class Roster:
             except snapshot.SnapshotUnreadable as error:
                 raise JournalDamaged(f"The snapshot of run {one.run_id} cannot be read: {error}.") from error
             self.dormant[one.run_id] = summary
+            self._keeper.restored(one.run_id, one.position)
             if awake(summary):
                 self.find(one.run_id)
             yield one.run_id
@@ -71,7 +72,6 @@ class Roster:
                 f"The snapshot of run {run_id} cannot be read: {error}. Start the release of verl-sentinel that wrote "
                 "it, restore the journal from a backup, or drop it with 'verl-sentinel journal repair'."
             ) from error
-        self._keeper.restored(run_id, stored.position)
         del self.dormant[run_id]
         self.runs[run_id] = run
         return run
@@ -85,7 +85,6 @@ class Roster:
         if self._keeper.is_covered(run_id):
             run = self.runs.pop(run_id)
             self.dormant[run_id] = snapshot.read_summary(snapshot.summarise(run))
-            self._keeper.forget(run_id)
 
     def forget(self, run_id: str) -> None:
         """The run is not known any more."""

@@ -1,4 +1,4 @@
-"""Which sequence numbers of one sender have been taken: what makes a push idempotent. Used by the core, for every sender.
+"""Which sequence numbers of a sender have been taken: what makes a push idempotent. Used by the core.
 
 Nearly always the numbers arrive in order and all of them arrive, so one number says it all. What arrives out of order
 is kept as ranges above it, until the gap is filled.

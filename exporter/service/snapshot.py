@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, get_args, get_origin
@@ -49,8 +48,6 @@ class _Stored:
 def _plain(value: Any) -> Any:
     if isinstance(value, deque):
         return list(value)
-    if isinstance(value, array):
-        return [value.typecode, value.tobytes()]
     if hasattr(value, "state_dict"):
         return value.state_dict()
     raise NotImplementedError(f"{type(value).__name__} in the state of a run has no form for a snapshot")
@@ -60,10 +57,6 @@ def _rebuilt(kind: Any, plain: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is deque:
         return deque(msgspec.convert(plain, list[get_args(kind)[0]], dec_hook=_rebuilt))  # type: ignore[misc]
-    if origin is array:
-        rebuilt = array(plain[0])
-        rebuilt.frombytes(plain[1])
-        return rebuilt
     if hasattr(kind, "load_state_dict"):
         rebuilt = kind()
         rebuilt.load_state_dict(plain)
