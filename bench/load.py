@@ -1,17 +1,17 @@
-"""A closed loop of HTTP requests over connections that stay open. Used by the benchmarks that load a service.
+"""HTTP requests over connections that stay open, in a closed loop or at set times. Used by benchmarks of services.
 
 Raw sockets and one selector: a client that takes as long for a request as the service would be what is measured.
-Every connection has one request under way; the next is made when the answer is there. A connection stands for one
-sender, so its requests arrive in order.
+A connection stands for one sender: it has one request under way, and the next is made when the answer is there.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 GIVE_UP_SECONDS = 60.0
@@ -50,7 +50,7 @@ def drive(address: tuple[str, int], sources: Sequence[Source], seconds: float = 
     """
     served = Served()
     selector = selectors.DefaultSelector()
-    connections = [_Connection(address, source, selector, served) for source in sources]
+    connections = [Connection(address, source, selector, served) for source in sources]
     try:
         began = last = time.perf_counter()
         until = began + seconds
@@ -75,7 +75,54 @@ def drive(address: tuple[str, int], sources: Sequence[Source], seconds: float = 
     return served
 
 
-class _Connection:
+def pace(
+    address: tuple[str, int],
+    sources: Sequence[Source],
+    schedules: Sequence[Iterator[float]],
+    seconds: float,
+    answered: Callable[[float, float], None],
+) -> None:
+    """Send each source's requests at the times of its schedule (seconds from now, rising), for ``seconds``.
+
+    ``answered`` gets the time of an answer and how long it took, both in seconds. That is counted from when the request
+    was due: where the service is late, the requests that wait for it are late, too. Raises as :func:`drive`.
+    """
+    selector = selectors.DefaultSelector()
+    connections = [Connection(address, source, selector, Served()) for source in sources]
+    try:
+        began = heard = time.perf_counter()
+        due = [(next(schedule), number) for number, schedule in enumerate(schedules)]
+        heapq.heapify(due)
+        waiting: dict[Connection, tuple[float, int]] = {}
+        while due or waiting:
+            now = time.perf_counter() - began
+            while due and due[0][0] <= min(now, seconds):
+                when, number = heapq.heappop(due)
+                if connections[number].send_next():
+                    waiting[connections[number]] = (when, number)
+            if due and due[0][0] > seconds:
+                due.clear()
+            ready = selector.select(min(1.0, max(0.0, due[0][0] - now)) if due else 1.0)
+            for key, events in ready:
+                connection = key.data
+                if events & selectors.EVENT_WRITE:
+                    connection.send_rest()
+                if events & selectors.EVENT_READ and connection.receive():
+                    heard = time.perf_counter()
+                    when, number = waiting.pop(connection)
+                    answered(heard - began, heard - began - when)
+                    heapq.heappush(due, (next(schedules[number]), number))
+            if not waiting:
+                heard = max(heard, time.perf_counter())
+            elif time.perf_counter() - heard > GIVE_UP_SECONDS:
+                raise LoadError(f"{address[0]}:{address[1]} has answered nothing for {GIVE_UP_SECONDS:.0f} s.")
+    finally:
+        for connection in connections:
+            connection.close()
+        selector.close()
+
+
+class Connection:
     """One connection with at most one request under way."""
 
     def __init__(

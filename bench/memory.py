@@ -89,7 +89,7 @@ def _source(exporter: Exporter, runs: Sequence[int], steps: int) -> Source:
 
     def pushes() -> Iterator[bytes]:
         for run in runs:
-            yield exporter.push(run, 0, **_besides(run))
+            yield exporter.push(run, 0, **besides(run))
             for begin in range(0, steps, STEPS_A_PUSH):
                 yield exporter.push(run, min(STEPS_A_PUSH, steps - begin))
 
@@ -97,7 +97,7 @@ def _source(exporter: Exporter, runs: Sequence[int], steps: int) -> Source:
     return lambda: next(remaining, None)
 
 
-def _besides(run: int) -> dict[str, Any]:
+def besides(run: int) -> dict[str, Any]:
     """What a run has besides its metrics."""
     config = {f"actor_rollout_ref.section_{number // 20}.setting_{number}": number for number in range(SETTINGS)}
     return {

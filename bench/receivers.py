@@ -59,7 +59,8 @@ class Receiver:
         self.samples = samples
         self.port = free_port()
         self.host = f"127.0.0.1:{self.port}"
-        self.child = Child(self.name, self.command(folder / "data"), folder / "log")
+        self.data = folder / "data"
+        self.child = Child(self.name, self.command(self.data), folder / "log")
         self.sent = 0
         """Samples that were sent and answered."""
         self._steps = [count(1) for _ in samples.runs]
