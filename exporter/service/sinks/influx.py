@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.service.journal import Entry
+from exporter.service.journal import Entry, JournalUnavailable
 from exporter.service.sinks.contract import EntrySource, SinkHealth
 from exporter.service.sinks.cursor import Cursor
 from exporter.service.sinks.points import Lines
@@ -97,7 +97,7 @@ class InfluxSink:
         self._written = self._rejected = self._failed = self._dropped = 0
         self._error = ""
         self._in_a_row = 0
-        self._server_failed = False
+        self._source_failed = False
         self._unreadable_upto = 0
         self._rejection_said = ""
         self._drop_said = ""
@@ -163,7 +163,7 @@ class InfluxSink:
         position = self._give_up_what_is_too_far(self._place(last), last)
         entries = self._source.entries(position, self._limit)
         self._give_up_what_was_moved(position, entries)
-        if not self._server_failed:
+        if self._source_failed:
             self._well()
         if not entries:
             # Positions without an entry: heartbeats that were replaced, runs that were forgotten.
@@ -275,15 +275,16 @@ class InfluxSink:
     def _well(self) -> None:
         self._error = ""
         self._in_a_row = 0
-        self._server_failed = False
+        self._source_failed = False
 
     def _failure(self, error: Exception) -> float:
         """Note a failure; the seconds to wait."""
         self._failed += 1
-        self._server_failed = isinstance(error, (Unavailable, NotAllowed))
-        message = str(error) or repr(error)
+        self._source_failed = isinstance(error, JournalUnavailable)
+        expected = isinstance(error, (Unavailable, NotAllowed, JournalUnavailable))
+        message = str(error) if expected else f"A fault in the sink: {error!r}"
         if message != self._error:
-            log.warning("The sink %s waits: %s", NAME, message)
+            log.warning("The sink %s waits: %s", NAME, message, exc_info=None if expected else error)
         self._error = message
         self._in_a_row += 1
         if isinstance(error, NotAllowed):
