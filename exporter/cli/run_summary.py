@@ -66,7 +66,7 @@ def _attempts(attempts: list[dict[str, Any]], everything: bool) -> None:
         return
     _heading("Attempts", len(attempts), everything)
     rows = [
-        (str(it["attempt"]), "-" if it["resume_step"] is None else str(it["resume_step"]))
+        (str(it["number"]), "-" if it["resume_step"] is None else str(it["resume_step"]))
         for it in _newest(attempts, everything)
     ]
     show_rows(("attempt", "resumed from step"), rows)
@@ -109,7 +109,7 @@ def _signals(run: Mapping[str, Any]) -> None:
         return
     from exporter.signals import SIGNALS
 
-    typer.echo("\nSignals" + ("" if run["step"] is None else f" at step {run['step']}"))
+    typer.echo("\nNewest signals")
     rows = [
         (name, shown_number(value), SIGNALS[name].unit if name in SIGNALS else "")
         for name, value in run["signals"].items()
@@ -134,10 +134,11 @@ def _goodput(answer: Mapping[str, Any]) -> None:
 def _config(config: Mapping[str, Any], everything: bool) -> None:
     if not config:
         return
+    count = f"{len(config)} setting{'' if len(config) == 1 else 's'}"
     if not everything:
-        typer.echo(f"\nConfiguration: {len(config)} settings (--all shows them).")
+        typer.echo(f"\nConfiguration: {count} (--all shows it).")
         return
-    typer.echo(f"\nConfiguration: {len(config)} settings")
+    typer.echo(f"\nConfiguration: {count}")
     show_rows(("setting", "value"), [(key, str(value)) for key, value in config.items()])
 
 

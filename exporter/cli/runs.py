@@ -147,7 +147,7 @@ def _write(out: IO[bytes], chunk: bytes, name: str) -> None:
     except BrokenPipeError:
         _reader_left()
     except OSError as error:
-        stop(f"{clean(name)} cannot be written: {error.strerror or error}. What was there before is as it was.", 1)
+        stop(f"{clean(name)} cannot be written: {error.strerror or error}.", 1)
 
 
 def _flush(out: IO[bytes], name: str) -> None:

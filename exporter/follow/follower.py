@@ -7,18 +7,17 @@ gone is told from a trainer that hangs (``silent_run``).
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from exporter.follow.lives import Cursor, after, next_attempt
-from exporter.follow.parsing import Garbage, LastStep, Logged, Parser, kind_of, parse_console, parse_jsonl
+from exporter.follow.lives import next_attempt
+from exporter.follow.parsing import Garbage, parse_jsonl
 from exporter.follow.place import Place, PlaceFile, PlaceUnusable
-from exporter.follow.shipping import GiveUp, Item, Shipping
-from exporter.follow.tail import ANCHOR_BYTES, FileUnreadable, Tail, anchor_of
-from exporter.protocol import Number, Step
+from exporter.follow.reading import Reader
+from exporter.follow.shipping import GiveUp, Shipping
+from exporter.follow.tail import ANCHOR_BYTES, FileUnreadable, Line, Tail, anchor_of
 
 POLL_SECONDS = 0.5
 BEAT_SECONDS = 2.0
@@ -26,10 +25,8 @@ LINGER_SECONDS = 10.0
 """After the last step its validation may still be logged."""
 SLICE_BYTES = 1024 * 1024
 """Read at a time, so that pushing takes turns with reading."""
-STEP_TIMES = ("timing_s/step", "perf/time_per_step")
 
 Kind = Literal["auto", "jsonl", "console"]
-PARSERS: dict[str, Parser] = {"jsonl": parse_jsonl, "console": parse_console}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,7 @@ class Follower:
         clock: monotonic seconds.
         unix: Unix seconds.
         stop: set by a signal; also waited on, so that stopping takes no poll.
+        say: tells a person.
     """
 
     def __init__(
@@ -65,25 +63,18 @@ class Follower:
     ) -> None:
         self._tail, self._shipping, self._places, self._wanted = tail, shipping, places, wanted
         self._clock, self._unix, self._stop, self._say = clock, unix, stop, say
-        self._place = Place(file=str(tail.path), kind="" if wanted.kind == "auto" else wanted.kind)
-        self._cursor = Cursor()
-        """After the last line that was read; ``_place.now`` is after the last one that was pushed."""
-        self._parser: Parser | None = PARSERS.get(wanted.kind)
-        self._known_from_before = False
+        self._reader = Reader(str(tail.path), "" if wanted.kind == "auto" else wanted.kind, unix=unix, say=say)
+        self._place = Place(file=str(tail.path))
+        """After the last line that was pushed; the reader's cursor is after the last that was read."""
+        self._to_confirm = False
         """Whether the place was kept by another life of this program, and the exporter has not confirmed it yet."""
         self._began = False
         """Whether reading has begun: a file that is new from then on is another start of the trainer."""
         self._reading_again = False
-        self._step_since: float | None = None
-        """When the newest step line was seen, by ``clock``; None before the first."""
-        self._timed = False
-        """Whether that moment says when the line was written."""
+        self._last_line = 0.0
         self._next_beat = 0.0
-        self._last_seen = 0.0
         self._missing = False
         self._trouble = ""
-        self.garbage = 0
-        self.left_out = 0
 
     def run(self) -> str:
         """Follow; the sentence with which it ended. Raises :class:`GiveUp`, :class:`PlaceUnusable` and
@@ -93,169 +84,120 @@ class Follower:
             if kept is not None and self._tail.exists():
                 self._restore(kept)
                 kept = None
-            read = kept is None and self._read()
-            pushed = self._push()
-            if not read and self._over():
-                return f"The run is over after step {self._cursor.step}. {self._told()}"
-            if self._wanted.once and not read and not pushed and self._shipping.empty:
-                self._end_of_file()
-                if not self._stop.is_set():
-                    return f"{self._tail.path} was read to its end. {self._told()}"
             if kept is not None:
                 self._tell_missing(True)
+            read = kept is None and self._read()
+            pushed = self._push()
+            if not (read or pushed):
+                if self._over():
+                    return f"The run is over after step {self._reader.cursor.step}. {self._told()}"
+                done = self._wanted.once and self._shipping.empty and not self._to_confirm
+                if done and self._end_of_file():
+                    return f"{self._tail.path} was read to its end. {self._told()}"
             self._beat()
             if not (read or pushed):
                 self._stop.wait(POLL_SECONDS)
         return f"Stopped. {self._told()} A later start goes on from here."
 
     def _told(self) -> str:
+        garbage, refused = self._reader.garbage, self._shipping.refused
         parts = [f"{self._shipping.pushed} step lines were pushed"]
-        parts += [f"{self.garbage} lines were no steps"] if self.garbage else []
-        parts += [f"{self._shipping.refused} were refused"] if self._shipping.refused else []
+        parts += [f"{garbage} lines were no steps"] if garbage else []
+        parts += [f"{refused} were refused"] if refused else []
         return ", ".join(parts) + "."
 
     # Where to begin
 
     def _restore(self, kept: Place) -> None:
         """Go on where another life of this program was."""
-        tail, self._began = self._tail, True
-        if self._parser is None:
-            self._parser = PARSERS.get(kept.kind)
+        tail, reader, self._began = self._tail, self._reader, True
+        reader.kind = reader.kind or kept.kind
         if kept.file == str(tail.path) and tail.start_at(kept.offset, kept.anchor):
-            self._place, self._cursor, self._known_from_before = kept, kept.now, True
+            self._place, self._to_confirm = kept, True
+            reader.cursor, reader.last_step = kept.now, kept.last_step
             changed = tail.changed_at()
-            if self._cursor.begun:
+            if reader.cursor.begun:
                 # A trainer that hung while nobody followed it has hung since the file was last written.
                 age = 0.0 if changed is None else max(0.0, self._unix() - changed)
-                self._step_since = self._clock() - age
+                reader.step_since = self._clock() - age
             return
         cursor = kept.now
-        if self._parser is not parse_console and (cursor.begun or kept.offset):
+        if reader.kind != "console" and (cursor.begun or kept.offset):
             cursor = next_attempt(cursor)
-        self._place.start = self._place.now = self._cursor = cursor
-        self._place.kind = kept.kind
+        self._place.start = self._place.now = reader.cursor = cursor
         self._say(f"{tail.path} is not what was followed before: it is read from its beginning.")
 
     def _rewind(self) -> None:
         """The exporter has less than was pushed (it forgot the run, or its data were lost): all is read again."""
         self._say("The exporter does not have what was pushed to it before: the file is pushed from its beginning.")
-        self._known_from_before, self._reading_again = False, True
+        self._to_confirm, self._reading_again = False, True
         self._shipping.clear()
         self._tail.close()
-        self._place.now = self._cursor = self._place.start
+        self._place.now = self._reader.cursor = self._place.start
         self._place.offset, self._place.anchor = 0, "0:"
 
     # Reading
 
     def _read(self) -> bool:
         """Read some lines; whether there were any."""
+        reader = self._reader
         if self._shipping.full:
-            self._timed = False
+            reader.live = False
             return False
+        found = False
+        now = self._clock()
         try:
             change = self._tail.look()
             if change == "new":
                 self._file_is_new()
             self._tell_missing(change in ("gone", "missing"))
-            found = False
-            now = self._clock()
             for line in self._tail.lines(SLICE_BYTES):
                 found = True
-                if line.text is None:
-                    self._count_garbage("a line is longer than 4 MiB")
-                else:
-                    self._line(line.text, line.end, line.anchor, now)
+                self._line(line, now)
         except FileUnreadable as error:
-            if self._wanted.once or (self._place.offset == 0 and not self._cursor.begun):
+            if self._wanted.once or not self._began:
                 raise
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                self._say(f"{error} This program tries again.")
+            self._tell_trouble(f"{error} This program tries again.")
             return False
-        self._trouble = ""
-        self._timed = self._timed or not found
+        reader.live = reader.live or not found
         return found
+
+    def _line(self, line: Line, now: float) -> None:
+        for item in self._reader.take(line, now, self._place.skip_to):
+            self._last_line = now
+            self._shipping.add(item)
 
     def _file_is_new(self) -> None:
         """Reading is at the first byte of a file."""
         if self._reading_again:
             self._reading_again = False
             return
-        place, cursor, first = self._place, self._cursor, not self._began
+        place, reader, first = self._place, self._reader, not self._began
         self._began = True
         if not first:
             self._say(f"{self._tail.path} begins anew.")
-            if self._parser is not parse_console:
+            if reader.kind != "console":
                 # verl truncates its file at a start of the trainer and at no other time. What a console log is split
                 # by may be anything: there the lines tell.
-                cursor = self._cursor = next_attempt(cursor)
-                self._step_since = None
-        place.start = cursor
-        place.skip_to = self._size_now() if first and self._wanted.from_end else 0
-        place.last_step = 0
+                reader.cursor = next_attempt(reader.cursor)
+                reader.step_since = None
+        place.start = reader.cursor
+        place.skip_to = self._tail.size() if first and self._wanted.from_end else 0
+        reader.last_step = 0
         if self._shipping.empty:
-            place.now, place.offset, place.anchor = cursor, 0, "0:"
+            place.now, place.offset, place.anchor = reader.cursor, 0, "0:"
             self._save()
-
-    def _size_now(self) -> int:
-        try:
-            return self._tail.path.stat().st_size
-        except OSError:
-            return 0
 
     def _tell_missing(self, missing: bool) -> None:
         if missing and not self._missing and not self._wanted.once:
-            self._say(f"{self._tail.path} {'was removed' if self._cursor.begun else 'is not there'}: waiting for it.")
+            what = "was removed" if self._reader.cursor.begun else "is not there"
+            self._say(f"{self._tail.path} {what}: waiting for it.")
         self._missing = missing
 
-    def _line(self, text: bytes, end: int, anchor: str, now: float) -> None:
-        parser = self._parser
-        if parser is None:
-            parser = self._parser = kind_of(text)
-            if parser is None and text.startswith(b'{"step"'):
-                parser = parse_jsonl
-            elif parser is not None:
-                self._place.kind = "jsonl" if parser is parse_jsonl else "console"
-        for found in (parser or parse_console)(text):
-            if isinstance(found, Garbage):
-                self._count_garbage(found.reason)
-            elif isinstance(found, LastStep):
-                self._place.last_step = found.step
-            else:
-                self._logged(found, text, end, anchor, now)
-
-    def _count_garbage(self, reason: str) -> None:
-        self.garbage += 1
-        if self.garbage == 1:
-            self._say(f"A line of {self._tail.path} is left out, and more may be, untold: {reason}.")
-
-    def _logged(self, found: Logged, text: bytes, end: int, anchor: str, now: float) -> None:
-        before = self._cursor
-        cursor = self._cursor = after(before, found, text, appended=self._parser is not parse_jsonl)
-        if cursor.attempt != before.attempt:
-            self._say(f"The trainer was started anew: attempt {cursor.attempt}.")
-        self._last_seen = now
-        self.left_out += found.left_out
-        seconds = self._duration(before, cursor, found, now)
-        if end <= self._place.skip_to:
-            return
-        metrics: dict[str, Number] = dict(found.metrics)
-        step = Step(step=found.step, metrics=metrics, time=self._unix() if self._timed else 0.0)
-        self._shipping.add(Item(cursor, end, anchor, len(text), step, seconds))
-
-    def _duration(self, before: Cursor, cursor: Cursor, found: Logged, now: float) -> float | None:
-        """How long the step took: what verl says, or the time since the line before, whichever is longer.
-
-        None for a second line of the same step.
-        """
-        if cursor.sender == before.sender and before.step is not None and found.step <= before.step:
-            return None
-        said = [found.metrics[name] for name in STEP_TIMES if name in found.metrics]
-        known = [value for value in said[:1] if math.isfinite(value) and 0.0 <= value < 1e8]
-        if self._timed and self._step_since is not None and cursor.sender == before.sender:
-            known += [now - self._step_since] if now > self._step_since else []
-        self._step_since = now
-        return max(known, default=None)
+    def _tell_trouble(self, sentence: str) -> None:
+        if sentence != self._trouble:
+            self._trouble = sentence
+            self._say(sentence)
 
     # Pushing
 
@@ -263,17 +205,14 @@ class Follower:
         """Push one batch; whether something was done."""
         if not self._shipping.ready:
             return False
-        cursor = self._shipping.next_cursor()
-        if self._known_from_before and self._cursor.begun:
+        if self._to_confirm and self._place.now.begun:
             known = self._shipping.lines_known(self._place.now)
             if known is None:
                 return False
             if known < self._place.now.index:
                 self._rewind()
                 return True
-            self._known_from_before = False
-        if cursor is None:
-            return False
+        self._to_confirm = False
         last = self._shipping.push()
         if last is None:
             return False
@@ -283,67 +222,65 @@ class Follower:
         return True
 
     def _save(self) -> None:
+        self._place.kind, self._place.last_step = self._reader.kind, self._reader.last_step
         try:
             self._places.write(self._place)
         except PlaceUnusable as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                self._say(f"{error} Until it can, a restart of this program may miss a restart of the trainer.")
+            self._tell_trouble(f"{error} Until it can, a restart of this program may miss a restart of the trainer.")
 
     def _beat(self) -> None:
         """A sign of life; not before older attempts are told of, which it would put an end to."""
-        now = self._clock()
+        now, cursor = self._clock(), self._reader.cursor
+        if now < self._next_beat or self._wanted.once or not self._began or not self._shipping.ready:
+            return
         waiting = self._shipping.next_cursor()
-        early = now < self._next_beat or self._wanted.once or not self._shipping.ready
-        if early or self._missing_from_the_start() or (waiting and waiting.attempt != self._cursor.attempt):
+        if self._to_confirm or (waiting is not None and waiting.attempt != cursor.attempt):
             return
         self._next_beat = now + BEAT_SECONDS
         if self._place.finished:
-            if not self._shipping.begin_again(self._cursor):
+            if not self._shipping.begin_again(cursor):
                 return
             self._place.finished = False
             self._save()
-        age = None if self._step_since is None or not self._cursor.begun else max(0.0, now - self._step_since)
-        self._shipping.beat(self._cursor, age)
-
-    def _missing_from_the_start(self) -> bool:
-        return self._missing and not self._cursor.begun and not self._known_from_before
+        since = self._reader.step_since
+        self._shipping.beat(cursor, None if since is None or not cursor.begun else max(0.0, now - since))
 
     # Ending
 
+    def _last_step_is_logged(self) -> bool:
+        last, step = self._wanted.last_step or self._reader.last_step, self._reader.cursor.step
+        return bool(last) and step is not None and step >= last
+
     def _over(self) -> bool:
         """Whether the last step has been pushed, and nothing came after it for a while; the exporter is told."""
-        last = self._wanted.last_step or self._place.last_step
-        if self._wanted.once or not self._reached(last) or not self._shipping.empty:
+        if self._wanted.once or not self._last_step_is_logged() or not self._shipping.empty:
             return False
-        return self._clock() - self._last_seen >= LINGER_SECONDS and self._finish(0)
-
-    def _reached(self, last: int) -> bool:
-        return bool(last) and self._cursor.step is not None and self._cursor.step >= last
+        return self._clock() - self._last_line >= LINGER_SECONDS and self._finish(0)
 
     def _finish(self, exit_code: int | None) -> bool:
         if self._place.finished:
             return True
-        if not self._shipping.ready or not self._shipping.finish(self._cursor, exit_code):
+        if not self._shipping.ready or not self._shipping.finish(self._reader.cursor, exit_code):
             return False
         self._place.finished = True
         self._save()
         return True
 
-    def _end_of_file(self) -> None:
-        """The end of ``--once``: a last line without its end counts where it is whole."""
-        rest = self._tail.rest()
-        if rest.strip() and self._parser is parse_jsonl and not isinstance(next(parse_jsonl(rest)), Garbage):
-            end = self._tail.offset + len(rest)
-            self._line(rest, end, anchor_of(rest[-ANCHOR_BYTES:]), self._clock())
+    def _end_of_file(self) -> bool:
+        """The end of ``--once``: a last line without its end counts where it is whole. False where it was stopped."""
+        tail, reader = self._tail, self._reader
+        rest = tail.rest()
+        if rest.strip() and reader.kind == "jsonl" and not isinstance(next(parse_jsonl(rest)), Garbage):
+            self._line(Line(rest, tail.offset + len(rest), anchor_of(rest[-ANCHOR_BYTES:])), self._clock())
         elif rest.strip():
-            self._count_garbage("the last line has no end")
+            reader.leave_out("the last line has no end")
+        if not reader.cursor.begun:
+            why = "is not there" if self._missing else "holds no step that verl logged"
+            raise GiveUp(f"{tail.path} {why}: nothing was pushed.")
         while not self._shipping.empty and not self._stop.is_set():
             if not self._push():
                 self._stop.wait(POLL_SECONDS)
-        if not self._cursor.begun:
-            why = "is not there" if self._missing else "holds no step that verl logged"
-            raise GiveUp(f"{self._tail.path} {why}: nothing was pushed.")
-        code = 0 if self._reached(self._wanted.last_step or self._place.last_step) else None
+        code = 0 if self._last_step_is_logged() else None
         while not self._stop.is_set() and not self._finish(code):
             self._stop.wait(POLL_SECONDS)
+        return not self._stop.is_set()

@@ -169,6 +169,12 @@ class Tail:
     def exists(self) -> bool:
         return os.path.exists(self.path)
 
+    def size(self) -> int:
+        """In bytes; 0 where it is not there."""
+        with contextlib.suppress(OSError):
+            return os.stat(self.path).st_size
+        return 0
+
     def changed_at(self) -> float | None:
         """When the file was last written, Unix seconds by its file system's clock; None where it is not there."""
         with contextlib.suppress(OSError):
