@@ -52,21 +52,18 @@ class Usual:
     """How long something usually takes: the median of the newest few."""
 
     newest: list[float] = field(default_factory=list)
-
-    def limit(self) -> float:
-        """The longest duration that is no stall; without end while nothing is known."""
-        if not self.newest:
-            return inf
-        return max(FLOOR_SECONDS, FACTOR * sorted(self.newest)[len(self.newest) // 2])
-
-    def beyond(self, seconds: float) -> float:
-        """What a duration has beyond the limit."""
-        return max(0.0, seconds - self.limit()) if seconds > FLOOR_SECONDS else 0.0
+    limit: float = inf
+    """The longest duration that is no stall; without end while nothing is known."""
 
     def learn(self, seconds: float) -> None:
         self.newest.append(seconds)
         if len(self.newest) > _WINDOW:
             del self.newest[0]
+        self.limit = max(FLOOR_SECONDS, FACTOR * sorted(self.newest)[len(self.newest) // 2])
+
+    def beyond(self, seconds: float) -> float:
+        """What a duration has beyond the limit."""
+        return seconds - self.limit if seconds > self.limit else 0.0
 
 
 @dataclass(slots=True)
@@ -241,7 +238,7 @@ class Goodput:
         return min(between, max(passed, self._usual() + pause))
 
     def _usual(self) -> float:
-        return self.steps.limit() if self.steps.newest else FLOOR_SECONDS
+        return self.steps.limit if self.steps.newest else FLOOR_SECONDS
 
     def _add_step(self, number: int, seconds: float) -> None:
         if note(self.done, number):

@@ -12,7 +12,7 @@ With timers the count is of steps that had the phase, with heartbeats of the tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MAX_PHASES = 64
@@ -39,13 +39,14 @@ class PhaseTimes:
 
     >>> times = PhaseTimes()
     >>> times.closed("gen", 2.0)             # of the heartbeat: waits
-    >>> times.logged([("gen", 2.0)])         # the step has timers: they count, and what waits does not
+    >>> times.logged([("gen", "timing_s/gen")], {"timing_s/gen": 2.0})
+    >>> # The step has timers: they count, and what waits does not.
     >>> times.closed("gen", 3.0)
     >>> times.totals
     {'gen': PhaseTotal(count=1, seconds=2.0)}
     >>> times.new_trainer()
     >>> times.closed("step", 0.5)
-    >>> times.logged([])                     # SFT: no timers
+    >>> times.logged([], {})                 # SFT: no timers
     >>> times.totals["step"]
     PhaseTotal(count=1, seconds=0.5)
     """
@@ -64,15 +65,19 @@ class PhaseTimes:
         elif not self.source:
             self._add(self.waiting, name, 1, seconds)
 
-    def logged(self, timers: Iterable[tuple[str, float]]) -> None:
-        """The trainer logged the first part of a training step, with these timers."""
-        found = False
-        for name, seconds in timers:
-            found = True
-            self._add(self.totals, name, 1, seconds)
-        if found:
+    def logged(self, timers: Sequence[tuple[str, str]], metrics: Mapping[str, float]) -> None:
+        """The trainer logged the first part of a training step; ``timers``: phases and their keys in ``metrics``."""
+        for name, key in timers:
+            seconds, total = metrics[key], self.totals.get(name)
+            if total is not None and 0.0 <= seconds <= MAX_SECONDS:
+                total.count += 1
+                total.seconds += seconds
+            else:
+                self._add(self.totals, name, 1, seconds)
+        if timers:
             self.source = STEPS
-            self.waiting.clear()
+            if self.waiting:
+                self.waiting.clear()
         elif not self.source:
             self.source = HEARTBEATS
             self._take_waiting()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
+from time import perf_counter
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -30,14 +30,14 @@ from exporter.protocol import (
     RunStarted,
     Step,
     WeightsSynced,
-    numbers,
 )
 from exporter.recovery.facts import Checkpoint, OpenIncident, RunFacts
+from exporter.service import parts
+from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark
-from exporter.service.goodput import note
+from exporter.service.parts import Part
 from exporter.service.sequences import Sequences
 from exporter.service.state import RunState, SenderState
-from exporter.signals import Plan, plan_of
 
 log = logging.getLogger("exporter.watch")
 
@@ -95,6 +95,8 @@ class WatchedRun:
     reports: list[Report] = field(default_factory=list)
     seen: dict[str, Sequences] = field(default_factory=dict)
     """Sequence numbers taken, by sender."""
+    times: DetectorTimes = field(default_factory=DetectorTimes)
+    """How long detectors take; the core has all runs share its own."""
 
     @classmethod
     def new(cls, run: Run, detectors: Detectors, rules: Rules, at: float) -> WatchedRun:
@@ -227,105 +229,77 @@ class WatchedRun:
             pause = max((phase.seconds for phase in batch.phase.open if phase.name in PAUSES), default=0.0)
             state.goodput.beat(at, age=age, pause=pause)
 
-    def _step(self, part: Step, batch: Batch, sender: SenderState, at: float) -> None:
+    def _step(self, sent: Step, batch: Batch, sender: SenderState, at: float) -> None:
         """A part of a step. It is judged when it arrives; a part that comes later adds what it brings anew."""
         state = self.state
         current, sender_id = state.current, batch.sender.id
-        metrics = numbers(part.metrics)
-        plan = plan_of(metrics, state.identity.trainer)
-        signals = plan.signals(metrics)
-        training = part.step > 0 and plan.training
-        known = not (training and _note(sender, part.step))
-        before, sender.said = sender.said, part.time if 0.0 < part.time < inf else 0.0
-        older = batch.run.attempt < state.attempt
-        if older or (current is not None and part.step < current and sender_id == state.current_sender):
-            state.late_steps += 1
-            if not known:
-                state.steps_total += 1
-                self._add_durations(plan, metrics, signals)
-                between = sender.said - before if before else 0.0
-                state.goodput.late(part.step, signals.get("step_time"), between)
+        part = parts.read(sent, sender, state.identity.trainer)
+        if batch.run.attempt < state.attempt:
+            parts.count_late(state, part)
             return
         if current is not None and part.step < current:
+            if sender_id == state.current_sender:
+                parts.count_late(state, part)
+                return
             # Another process logs an older step: somebody restarted the trainer from a checkpoint.
             state.new_trainer(at)
             self._resumed(part.step)
             current = None
         if current is None or part.step > current:
             state.current, state.current_sender = part.step, sender_id
-            self._account(part.step, plan, metrics, signals, sender, at, training=training)
-            self._new_step(part.step, signals, at, training=training)
+            parts.count_new(state, part, at)
+            self._new_step(part, at)
             return
-        state.goodput.part(at, said=sender.said)
-        fresh = {name: value for name, value in signals.items() if name not in state.step_signals}
-        state.signals.update(signals)
+        state.goodput.part(at, said=part.said)
+        fresh = {name: value for name, value in part.signals.items() if name not in state.step_signals}
+        state.signals.update(part.signals)
         state.step_signals.update(fresh)
-        state.recent.update_last(signals)
+        state.recent.update_last(part.signals)
         if "step_time" in fresh:
             state.durations.observe(fresh["step_time"])
         if fresh:
             self._judge(StepSample(part.step, state.attempt, at, fresh), at, whole=False)
 
-    def _account(
-        self,
-        step: int,
-        plan: Plan,
-        metrics: dict[str, float],
-        signals: dict[str, float],
-        sender: SenderState,
-        at: float,
-        *,
-        training: bool,
-    ) -> None:
-        """Add the first part of a step to the totals of the run."""
+    def _new_step(self, part: Part, at: float) -> None:
         state = self.state
-        if not training:
-            state.goodput.part(at, said=sender.said)
-            if plan.phases:
-                state.phase_times.logged((phase, metrics[key]) for phase, key in plan.phases)
-            return
-        state.steps_this_attempt += 1
-        state.steps_total += 1
-        self._add_durations(plan, metrics, signals)
-        state.goodput.step(
-            step,
-            at,
-            said=sender.said,
-            seconds=signals.get("step_time"),
-            pause=signals.get("checkpoint_time", 0.0) + signals.get("validation_time", 0.0),
-            validated="val_reward" in signals or "val_loss" in signals,
-        )
-
-    def _add_durations(self, plan: Plan, metrics: dict[str, float], signals: dict[str, float]) -> None:
-        if "step_time" in signals:
-            self.state.durations.observe(signals["step_time"])
-        self.state.phase_times.logged((phase, metrics[key]) for phase, key in plan.phases)
-
-    def _new_step(self, step: int, signals: dict[str, float], at: float, *, training: bool) -> None:
-        state = self.state
-        state.signals.update(signals)
-        state.step_signals = set(signals)
-        state.recent.append(step, state.attempt, at, signals)
-        verdicts = self._judge(StepSample(step, state.attempt, at, signals), at, whole=training)
-        if training:
+        state.signals.update(part.signals)
+        state.step_signals = set(part.signals)
+        state.recent.append(part.step, state.attempt, at, part.signals)
+        verdicts = self._judge(StepSample(part.step, state.attempt, at, part.signals), at, whole=part.training)
+        if part.training:
             healthy = all(verdict.severity < Severity.CRITICAL for verdict in verdicts)
-            self.reports.append(StepDone(state.attempt, step, healthy))
+            self.reports.append(StepDone(state.attempt, part.step, healthy))
 
     def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
-        verdicts = [v for d in self.detectors.step for v in self._ask(d, partial(d.observe, sample))]
+        verdicts: list[Verdict] = []
+        began = perf_counter()
+        for detector in self.detectors.step:
+            try:
+                verdicts.extend(detector.observe(sample))
+            except Exception as error:  # noqa: BLE001 - see _ask, which costs more
+                self._failed(detector, error)
+            ended = perf_counter()
+            self.times.add(detector.name, ended - began)
+            began = ended
         self.reports.extend(self.book.observe_step(verdicts, attempt=sample.attempt, at=at, whole_step=whole))
         return verdicts
 
     def _ask(self, detector: Detector, question: Callable[[], Sequence[Verdict] | None]) -> Sequence[Verdict]:
         """A fault in one detector must neither lose a push that is in the journal nor silence the others."""
+        began = perf_counter()
         try:
             return question() or ()
-        except Exception:
-            self.detector_faults[detector.name] += 1
-            if self.detector_faults[detector.name] == 1:
-                # Once: one that fails at every look would fill the log, and the counter goes on.
-                log.exception("Detector %s failed on run %s", detector.name, self.state.run_id)
+        except Exception as error:  # noqa: BLE001 - any fault of a detector's
+            self._failed(detector, error)
             return ()
+        finally:
+            self.times.add(detector.name, perf_counter() - began)
+
+    def _failed(self, detector: Detector, error: Exception) -> None:
+        self.detector_faults[detector.name] += 1
+        if self.detector_faults[detector.name] == 1:
+            # Once: one that fails at every look would fill the log, and the counter goes on.
+            log.error("Detector %s failed on run %s", detector.name, self.state.run_id, exc_info=error)
 
     def _other_event(self, event: object, sender: SenderState, attempt: int, at: float) -> None:
         state = self.state
@@ -355,13 +329,6 @@ class WatchedRun:
             self.reports.append(AttemptReport(attempt, event))
         elif isinstance(event, CommandProgress):
             self.reports.append(event)
-
-
-def _note(sender: SenderState, step: int) -> bool:
-    """Whether it is the first part of a training step that this process logged."""
-    if sender.logged is None:
-        sender.logged = Sequences()
-    return note(sender.logged, step)
 
 
 def open_incident(incident: Incident) -> OpenIncident:
