@@ -14,6 +14,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import IO, Any
 
+from exporter.app.mending import Mender
 from exporter.config import Config, ConfigError
 from exporter.detectors.registry import build_detectors
 from exporter.recovery.engine import RecoveryEngine
@@ -56,7 +57,7 @@ class Exporter:
         self.clock = clock
         self.version = _version()
         self._data_dir = Path(config.data_dir)
-        self._lock = _take_folder(self._data_dir)
+        self._lock = take_folder(self._data_dir)
         try:
             self._store = RecoveryStore(self._data_dir / RECOVERY_FILE_NAME)
         except OSError as error:
@@ -75,12 +76,19 @@ class Exporter:
             ended_grace=config.ended_run_grace_seconds,
             snapshot_seconds=config.retention.snapshot_seconds,
         )
+        self.mender = Mender(self.core, self._recorder, self.archive)
         self.ingest = Ingest()
         self.replayed = False
         self.archivist: Archivist | None = None
         self._sink = self._make_sink()
         self.exposition = Exposition(
-            self.core, self.ingest, clock, self.version, lambda: self.replayed, sinks=self.sinks, archive=self._archive_health
+            self.core,
+            self.ingest,
+            clock,
+            self.version,
+            lambda: self.replayed,
+            sinks=self.sinks,
+            archive=self._archive_health,
         )
         self._work: list[asyncio.Task[None]] = []
 
@@ -150,6 +158,7 @@ class Exporter:
         while True:
             try:
                 self.core.tick(self.clock())
+                await self.mender.look(self.clock())
             except Exception:
                 # A fault in one run must not end the watch over all; it is logged, and counted, until it is mended.
                 self.core.faults += 1
@@ -229,7 +238,7 @@ async def _in_slices(work: Iterable[object]) -> int:
     return count
 
 
-def _take_folder(folder: Path) -> IO[bytes]:
+def take_folder(folder: Path) -> IO[bytes]:
     """Make the data folder and lock it; the lock is held until the file is closed."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

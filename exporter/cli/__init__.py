@@ -16,6 +16,7 @@ import typer
 from exporter.cli.asking import stop
 from exporter.cli.following import follow
 from exporter.cli.incidents import acknowledge, incidents
+from exporter.cli.journal import journal_app
 from exporter.cli.recoveries import audit, recoveries_app
 from exporter.cli.runs import runs_app
 
@@ -77,6 +78,7 @@ app.add_typer(runs_app, name="runs")
 app.command()(incidents)
 app.command()(acknowledge)
 app.add_typer(recoveries_app, name="recoveries")
+app.add_typer(journal_app, name="journal")
 app.command()(audit)
 app.command()(follow)
 

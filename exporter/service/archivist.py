@@ -15,8 +15,10 @@ from pathlib import Path
 
 from exporter.service.core import Core
 from exporter.service.history import FILE_NAME, GIB, MIB, Archive, History, Retention, pack
-from exporter.service.journal import Entry, Journal, JournalUnavailable
+from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
+from exporter.service.journal import Entry, Journal, JournalDamaged, JournalUnavailable
 from exporter.service.recorder import Recorder
+from exporter.service.repair import check_structure
 
 log = logging.getLogger("exporter.archivist")
 
@@ -68,6 +70,7 @@ class Archivist:
         self._core = core
         self._recorder = recorder
         self._archive = Archive(data_dir)
+        self._journal = data_dir / JOURNAL_FILE_NAME
         self._history = History(data_dir / FILE_NAME)
         self._retention = retention
         self._needed_from = needed_from
@@ -81,6 +84,7 @@ class Archivist:
     async def round(self, now: float) -> None:
         """One round of everything; what fails is noted in :attr:`health` and tried again in the next."""
         try:
+            await asyncio.to_thread(check_structure, self._journal)
             await self._prune()
             await self._move()
             await self._trim(now)
@@ -88,6 +92,8 @@ class Archivist:
             self.health.error = ""
         except JournalUnavailable as error:
             self.health.failures += 1
+            if isinstance(error, JournalDamaged):
+                self._recorder.health.damaged = str(error)
             if str(error) != self.health.error:
                 log.error("%s The journal grows until it can.", error)
             self.health.error = str(error)

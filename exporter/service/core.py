@@ -79,6 +79,8 @@ class Core:
         self.unreadable_entries = 0
         self.journal_error = ""
         """Why the newest write to the journal failed; empty while it works."""
+        self.mending = ""
+        """Why the journal is being put together anew; empty while it is not."""
         self.accepted = 0
         self.duplicates = 0
         self.steps = 0
@@ -113,6 +115,8 @@ class Core:
 
         Raises :class:`Refused` at once where the batch breaks a bound, or the journal takes nothing.
         """
+        if self.mending:
+            raise Refused("journal", f"{self.mending} Send it again.", status=503, retry_after=5)
         check(batch, self._limits)
         run_id, sender = batch.run.run_id, batch.sender.id
         run = self.find(run_id)
@@ -342,7 +346,7 @@ class Core:
 
     def reasons_not_ready(self) -> list[str]:
         """Sentences; empty when all is well."""
-        return [reason for reason in (self.journal_error, self.link.error) if reason]
+        return [reason for reason in (self.mending, self.journal_error, self.link.error) if reason]
 
     def _look(self, run: WatchedRun, now: float) -> None:
         verdicts = run.look(now)

@@ -19,7 +19,15 @@ from backports import zstd
 
 from exporter.protocol import decode_batch, number
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
-from exporter.service.journal import Entry, JournalUnavailable, Snapshot, damaged, read_entries, read_snapshot
+from exporter.service.journal import (
+    Entry,
+    JournalUnavailable,
+    Snapshot,
+    damaged,
+    read_entries,
+    read_snapshot,
+    unreadable,
+)
 
 FILE_NAME = "history.sqlite3"
 LEVEL = 3
@@ -166,7 +174,8 @@ class History:
                     (max(1, slice_blocks // 10),),
                 ).rowcount
         with self._reading():
-            self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
+            # As a script: of a statement that gives no rows, execute() takes one step, which frees a single page.
+            self._db.executescript("PRAGMA incremental_vacuum(2000)")
         return gone
 
     def bytes(self) -> int:
@@ -242,7 +251,7 @@ class Archive:
                 for packed in _packed.decode(zstd.decompress(body)):
                     yield from _steps_of(packed.body, packed.at)
         except (sqlite3.Error, zstd.ZstdError, msgspec.DecodeError) as error:
-            raise damaged(self._history, str(error)) from error
+            raise unreadable(self._history, error) from error
 
     def entries(self, after: int, limit: int) -> list[Entry]:
         """Entries of the journal with a position above ``after``, in order, at most ``limit``."""
@@ -253,6 +262,14 @@ class Archive:
         """The snapshot of a run."""
         with _reader(self._journal) as journal:
             return read_snapshot(journal, self._journal, run_id)
+
+    def run_ids(self) -> set[str]:
+        """Runs that have a snapshot."""
+        with _reader(self._journal) as journal:
+            try:
+                return {run_id for (run_id,) in journal.execute("SELECT run_id FROM snapshots")}
+            except sqlite3.Error as error:
+                raise unreadable(self._journal, error) from error
 
     def first_position(self) -> int:
         """Position of the oldest entry that is still in the journal; 0 where it is empty."""
@@ -270,7 +287,7 @@ class Archive:
             try:
                 return _upto(history)
             except sqlite3.Error as error:
-                raise damaged(self._history, str(error)) from error
+                raise unreadable(self._history, error) from error
 
     def pushed_bytes(self) -> int:
         """Size of all pushes in the journal."""
@@ -281,7 +298,7 @@ class Archive:
             try:
                 return int(journal.execute(query).fetchone()[0] or 0)
             except sqlite3.Error as error:
-                raise damaged(self._journal, str(error)) from error
+                raise unreadable(self._journal, error) from error
 
 
 @contextlib.contextmanager

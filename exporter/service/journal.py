@@ -20,10 +20,12 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+_T = TypeVar("_T")
 
 Kind = Literal["batch", "beat", "look", "mark"]
 
@@ -151,6 +153,15 @@ class Journal:
         self._db = fresh
         self.position = max(self.position, self._highest())
 
+    def replaced(self, replace: Callable[[Path], _T]) -> _T:
+        """Let the file be replaced while it is closed, then open it again; what ``replace`` gives."""
+        self._db.close()
+        try:
+            return replace(self.path)
+        finally:
+            self._db = self._open()
+            self.position = max(self.position, self._highest())
+
     def append(self, entries: Sequence[Entry], snapshots: Sequence[Snapshot] = (), *, delivered: int = 0) -> list[int]:
         """Write all of it in one transaction; the position of each entry.
 
@@ -169,13 +180,15 @@ class Journal:
                 self._insert(rows)
                 for s in snapshots:
                     self._db.execute(
-                        "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
+                        "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET"
+                        " position = excluded.position, heard = excluded.heard, summary = excluded.summary,"
+                        " body = excluded.body, crc = excluded.crc",
                         (s.run_id, s.position, s.heard, s.summary, s.body, zlib.crc32(s.body)),
                     )
                 if delivered:
                     self._set_meta("delivered", delivered)
         except (sqlite3.Error, OverflowError) as error:
-            raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
+            raise self._not_written(error) from error
         self.position += len(rows)
         return list(range(first, first + len(rows)))
 
@@ -185,13 +198,28 @@ class Journal:
             values = [value for row in part for value in row]
             self._db.execute(_INSERT + ", ".join([_ROW] * len(part)), values)
 
+    def take_over(self, rows: Iterable[tuple[Any, ...]], *, highest: int, delivered: int) -> int:
+        """Fill an empty journal with rows of another one, as :data:`COLUMNS`; how many there were.
+
+        Positions go on above ``highest``. Raises :class:`JournalUnavailable`.
+        """
+        count = 0
+        with self._writing():
+            for row in rows:
+                self._insert([row])
+                count += 1
+            self._set_meta("highest", highest)
+            self._set_meta("delivered", delivered)
+        self.position = max(self.position, highest)
+        return count
+
     def probe(self) -> None:
         """Write something that means nothing, as large as a push. Raises :class:`JournalUnavailable`."""
         try:
             self._db.execute("INSERT OR REPLACE INTO journal_meta VALUES ('probe', zeroblob(65536))")
             self._db.execute("DELETE FROM journal_meta WHERE key = 'probe'")
         except sqlite3.Error as error:
-            raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
+            raise self._not_written(error) from error
 
     def delete(self, after: int, upto: int, *, batches: bool) -> None:
         """Remove the entries at positions above ``after`` up to ``upto``: all, or (``batches`` false) all but batches.
@@ -220,7 +248,7 @@ class Journal:
             self._db.execute("COMMIT")
         except (sqlite3.Error, OverflowError) as error:
             self._roll_back()
-            raise JournalUnavailable(f"The journal {self.path} cannot be written: {error}.") from error
+            raise self._not_written(error) from error
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         """Every entry in order. Raises :class:`JournalDamaged` where the file is not what was written."""
@@ -236,7 +264,7 @@ class Journal:
             for fields in self._db.execute(query):
                 yield Snapshot(*fields)
         except sqlite3.Error as error:
-            raise damaged(self.path, str(error)) from error
+            raise unreadable(self.path, error) from error
 
     def snapshot(self, run_id: str) -> Snapshot | None:
         """The snapshot of one run. Raises :class:`JournalDamaged`."""
@@ -260,7 +288,7 @@ class Journal:
             covered = self._db.execute("SELECT max(position) FROM snapshots").fetchone()[0] or 0
             return max(int(newest), int(covered), self._meta("highest"))
         except sqlite3.Error as error:
-            raise damaged(self.path, str(error)) from error
+            raise unreadable(self.path, error) from error
 
     def _meta(self, key: str) -> int:
         row = self._db.execute("SELECT value FROM journal_meta WHERE key = ?", (key,)).fetchone()
@@ -268,6 +296,10 @@ class Journal:
 
     def _set_meta(self, key: str, value: int) -> None:
         self._db.execute("INSERT OR REPLACE INTO journal_meta VALUES (?, ?)", (key, value))
+
+    def _not_written(self, error: Exception) -> JournalUnavailable:
+        kind = JournalDamaged if is_damage(error) else JournalUnavailable
+        return kind(f"The journal {self.path} cannot be written: {error}.")
 
     def _roll_back(self) -> None:
         try:
@@ -298,7 +330,7 @@ def read_entries(
                 raise damaged(path, f"entry {entry.position} does not match its checksum")
             yield entry
     except sqlite3.Error as error:
-        raise damaged(path, str(error)) from error
+        raise unreadable(path, error) from error
 
 
 def read_snapshot(db: sqlite3.Connection, path: Path, run_id: str) -> Snapshot | None:
@@ -307,13 +339,25 @@ def read_snapshot(db: sqlite3.Connection, path: Path, run_id: str) -> Snapshot |
         query = "SELECT run_id, position, heard, body, summary, crc FROM snapshots WHERE run_id = ?"
         row = db.execute(query, (run_id,)).fetchone()
     except sqlite3.Error as error:
-        raise damaged(path, str(error)) from error
+        raise unreadable(path, error) from error
     if row is None:
         return None
     *fields, crc = row
     if zlib.crc32(fields[3]) != crc:
         raise damaged(path, f"the snapshot of run {run_id} does not match its checksum")
     return Snapshot(*fields)
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether SQLite says that the file is not what it wrote; what the disk does is an ``OperationalError``."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def unreadable(path: Path, error: Exception) -> JournalUnavailable:
+    """What to raise for an error of SQLite while reading."""
+    if is_damage(error):
+        return damaged(path, str(error))
+    return JournalUnavailable(f"The journal {path} cannot be read: {error}.")
 
 
 def damaged(path: Path, what: str) -> JournalDamaged:

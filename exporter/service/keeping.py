@@ -106,6 +106,12 @@ class Keeper:
                 if most == 0:
                     return
 
+    def distrust(self, run_ids: Iterable[str]) -> None:
+        """What the disk has of these runs may be gone: they have to be snapshotted again."""
+        for run_id in run_ids:
+            kept = self._kept.setdefault(run_id, _Kept(applied=self.applied))
+            kept.first, kept.taken = kept.first or kept.applied or 1, 0
+
     def take_all(self, runs: Iterable[WatchedRun]) -> None:
         """Snapshot every run that changed: before the exporter ends, so that the next start has nothing to do."""
         for run in runs:

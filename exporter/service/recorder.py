@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from exporter.service.journal import Entry, Journal, JournalUnavailable, Snapshot
+from exporter.service.journal import Entry, Journal, JournalDamaged, JournalUnavailable, Snapshot
 
 log = logging.getLogger("exporter.journal")
 
@@ -66,6 +66,8 @@ class RecorderHealth:
     snapshots: int = 0
     queued: int = 0
     """Entries that wait."""
+    damaged: str = ""
+    """Why the file is taken for damaged; empty where it is not."""
 
     def committed(self, entries: int, snapshots: int, seconds: float) -> None:
         self.entries += entries
@@ -239,7 +241,7 @@ class ThreadedRecorder:
             positions = self._journal.append(entries, snapshots, delivered=delivered)
         except Exception as failed:  # noqa: BLE001 - the thread has to live on, and every caller waits for an answer
             error = str(failed) or repr(failed)
-            self._note_failure(error)
+            self._note_failure(failed)
         else:
             self._failed_at = None
             if delivered:
@@ -264,7 +266,7 @@ class ThreadedRecorder:
             self._failed_at = None
         except Exception as failed:  # noqa: BLE001 - as above
             error = str(failed) or repr(failed)
-            self._note_failure(error)
+            self._note_failure(failed)
         self._call_soon(lambda: item.done(error))
 
     def _recover(self) -> None:
@@ -273,8 +275,10 @@ class ThreadedRecorder:
             self._failed_at = time.monotonic()
             self._journal.reopen()
 
-    def _note_failure(self, error: str) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self._health.failures += 1
+        if isinstance(error, JournalDamaged):
+            self._health.damaged = str(error)
         if self._failed_at is None:
             log.error("%s Pushes are answered 503 until it can.", error)
             self._failed_at = time.monotonic()

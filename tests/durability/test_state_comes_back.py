@@ -33,7 +33,15 @@ from exporter.protocol import (
 from exporter.service import snapshot
 from exporter.service.journal import JournalDamaged
 
-KEYS = ("actor/grad_norm", "actor/loss", "actor/entropy", "timing_s/step", "timing_s/gen", "critic/score/mean", "own/one")
+KEYS = (
+    "actor/grad_norm",
+    "actor/loss",
+    "actor/entropy",
+    "timing_s/step",
+    "timing_s/gen",
+    "critic/score/mean",
+    "own/one",
+)
 numbers = st.one_of(st.floats(0.01, 10.0), st.sampled_from([math.nan, math.inf, 0.0, 1e30, 500.0]))
 
 
@@ -57,7 +65,9 @@ def _parts() -> st.SearchStrategy[dict[str, Any]]:
             st.floats(0.1, 2.0),
         ),
         st.builds(
-            lambda ok, bad: {"rollout": RolloutCounts(succeeded=ok, failed=bad)}, st.integers(0, 500), st.integers(0, 50)
+            lambda ok, bad: {"rollout": RolloutCounts(succeeded=ok, failed=bad)},
+            st.integers(0, 500),
+            st.integers(0, 50),
         ),
         st.builds(
             lambda age, took: {
