@@ -62,6 +62,7 @@ REMEMBERED = 1000
 
 MANY_SENDERS = 1000
 SILENT_SENDER_SECONDS = 7 * 86_400.0
+TIDY_SECONDS = 3600.0
 """Where a run has many senders, those that were silent for this long are forgotten; their totals stay."""
 
 
@@ -150,14 +151,14 @@ class RunState:
     forgotten_attempt: int = 0
     """The newest attempt that had a sender which was forgotten. An unknown sender of it, or of an older one, may be one
     of those, and what it tells is not counted again."""
-    tidy_at: int = MANY_SENDERS
-    """How many senders there have to be before silent ones are looked for."""
+    tidied: float = 0.0
+    """When silent senders were last looked for."""
 
     def hear(self, batch: Batch, at: float) -> SenderState:
         """Note who is speaking, and what the run is called."""
         sender = self.senders.get(batch.sender.id)
         if sender is None:
-            if len(self.senders) >= self.tidy_at:
+            if len(self.senders) >= MANY_SENDERS and not 0.0 <= at - self.tidied < TIDY_SECONDS:
                 self._forget_silent_senders(at)
             sender = self.senders[batch.sender.id] = SenderState(batch.sender.role, batch.run.attempt)
         sender.last_heard = at
@@ -190,7 +191,7 @@ class RunState:
         gone = [name for name, one in self.senders.items() if at - one.last_heard >= SILENT_SENDER_SECONDS]
         for name in gone:
             self.forgotten_attempt = max(self.forgotten_attempt, self.senders.pop(name).attempt)
-        self.tidy_at = max(MANY_SENDERS, 2 * len(self.senders))
+        self.tidied = at
 
     def begin_attempt(self, number: int, resume_step: int | None, at: float) -> None:
         """A new attempt."""
