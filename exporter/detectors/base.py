@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Severity(enum.IntEnum):
@@ -123,8 +123,7 @@ class StepDetector(Detector, Protocol):
         """Judge one step; every verdict that holds is said again at every step while it holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(NamedTuple):
     """What a detector expects of the next value of one signal, in the signal's unit."""
 
     expected: float

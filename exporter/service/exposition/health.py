@@ -63,6 +63,8 @@ def put_health(page: Page, health: Health, *, runs: int, ready: bool) -> None:
     page.put(f.JOURNAL_ERROR, int(bool(core.journal_error)))
     page.put(f.JOURNAL_UNREADABLE, core.unreadable_entries)
     page.put(f.FAULTS, core.faults)
+    for name, timed in core.detector_times.by_name.items():
+        page.summary(f.DETECTOR_DURATION, timed.count, timed.seconds, name)
     _journal(page, core.recorder.health)
     _archive(page, health.archive())
     for sink in health.sinks():

@@ -16,7 +16,7 @@ from exporter.protocol import GpuReading
 from exporter.recovery.record import RunState as RecoveryState
 from exporter.service.exposition import families as f
 from exporter.service.exposition.families import Family
-from exporter.service.exposition.text import Page, histogram, histogram_prefixes, number, pairs, prefix
+from exporter.service.exposition.text import Page, histogram, histogram_prefixes, number, numbers, pairs, prefix
 from exporter.service.state import DURATION_BUCKETS
 from exporter.service.watch import WatchedRun
 
@@ -65,8 +65,8 @@ class RunSeries:
         }
         self._duration_prefixes = histogram_prefixes(f.STEP_DURATION, self._run_label, DURATION_BUCKETS)
         self._durations: tuple[list[int], float, str] = ([], 0.0, "")
-        self._expected: tuple[object, list[list[str]]] = (None, [])
-        self._band_prefixes: dict[str, list[str]] = {}
+        self._expected: tuple[object, list[tuple[int, str]]] = (None, [])
+        self._band_prefixes: dict[str, list[tuple[int, str]]] = {}
         # As many phases as the run's totals have, which are bounded.
         self._phase_lines: dict[str, _PhaseLines] = {}
         self._gpu_lines: dict[tuple[str, int], tuple[GpuReading, list[tuple[int, str]]]] = {}
@@ -129,11 +129,14 @@ class RunSeries:
             self._put(f.STEPS_LATE, state.late_steps)
         if state.current is not None:
             self._put(f.STEP, state.current)
-        lines = self._lines
+        lines, places, values = self._lines, [], []
         for signal, value in state.signals.items():
-            known = self._signals.get(signal)
-            if known is not None:
-                lines[known[0]].append(f"{known[1]}{number(value)}\n")
+            place = self._signals.get(signal)
+            if place is not None:
+                places.append(place)
+                values.append(value)
+        for (order, before), text in zip(places, numbers(values), strict=True):
+            lines[order].append(f"{before}{text}\n")
         counts, total = state.durations.counts, state.durations.total
         known_counts, known_total, text = self._durations
         if counts != known_counts or total != known_total:
@@ -152,22 +155,20 @@ class RunSeries:
             found: dict[str, Expectation] = {}
             for ask in self._expecting:
                 found = {**ask(), **found}
-            self._expected = (seen, [self._band(s, e) for s, e in found.items() if s in state.signals])
-        for lines in self._expected[1]:
-            for family, line in zip(_BAND, lines, strict=True):
-                self._lines[family.order].append(line)
+            self._expected = (seen, self._band({s: e for s, e in found.items() if s in state.signals}))
+        for order, line in self._expected[1]:
+            self._lines[order].append(line)
 
-    def _band(self, signal: str, found: Expectation) -> list[str]:
-        befores = self._band_prefixes.get(signal)
-        if befores is None:
-            # Detectors watch a fixed list of signals, so this stays as small as that.
-            befores = self._band_prefixes[signal] = [self._prefix(family, (signal,)) for family in _BAND]
-        expected, lower, upper = befores
-        return [
-            f"{expected}{number(found.expected)}\n",
-            f"{lower}{number(found.lower)}\n",
-            f"{upper}{number(found.upper)}\n",
-        ]
+    def _band(self, found: Mapping[str, Expectation]) -> list[tuple[int, str]]:
+        """The lines of what is expected."""
+        befores: list[tuple[int, str]] = []
+        for signal in found:
+            if signal not in self._band_prefixes:
+                # Detectors watch a fixed list of signals, so this stays as small as that.
+                self._band_prefixes[signal] = [(family.order, self._prefix(family, (signal,))) for family in _BAND]
+            befores += self._band_prefixes[signal]
+        texts = numbers([value for expectation in found.values() for value in expectation])
+        return [(order, f"{before}{text}\n") for (order, before), text in zip(befores, texts, strict=True)]
 
     def _phases(self, now: float) -> None:
         for phase, age in self.run.state.open_phases(now).items():
@@ -226,11 +227,10 @@ class RunSeries:
             befores = [(family.order, self._prefix(family, values)) for family in _GPU]
             self._gpu_prefixes[where] = befores
         read = (*_GPU_VALUES(gpu), int(gpu.lost))
-        return [
-            (order, f"{before}{number(value)}\n")
-            for (order, before), value in zip(befores, read, strict=True)
-            if value is not None
-        ]
+        if None in read:
+            befores = [before for before, value in zip(befores, read, strict=True) if value is not None]
+        texts = numbers([value for value in read if value is not None])
+        return [(order, f"{before}{text}\n") for (order, before), text in zip(befores, texts, strict=True)]
 
     def _checkpoints_and_hooks(self) -> None:
         state = self.run.state

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from exporter.service.exposition.families import FAMILIES, Family
 
 CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,24 +18,38 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
 
-_SPELLED = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
-_DIGITS = frozenset("0123456789")
+_json = msgspec.json.Encoder()
 
 
 def number(value: float) -> str:
-    """A value as both formats spell it; ``repr`` gives back the same float.
+    """A value as both formats spell it, with as many digits as give back the same float.
 
     >>> number(3), number(0.1), number(-math.inf), number(math.nan)
     ('3', '0.1', '-Inf', 'NaN')
     """
-    text = repr(value)
-    return text if text[-1] in _DIGITS else _unusual(value)
+    text = _json.encode(value).decode()
+    return text if text != "null" else _not_finite(value)
 
 
-def _unusual(value: float) -> str:
-    """NaN, the infinities, and what is a number only by its methods (``bool``, a numpy scalar)."""
-    text = repr(float(value))
-    return _SPELLED.get(text, text)
+def numbers(values: Sequence[float]) -> list[str]:
+    """:func:`number` of each.
+
+    A scrape is little else than this, and JSON's encoder writes a float in a tenth of the time that ``repr`` takes.
+
+    >>> numbers([1, math.inf, 2.5])
+    ['1', '+Inf', '2.5']
+    """
+    encoded = _json.encode(values)
+    if b"null" in encoded:
+        return [number(value) for value in values]
+    return encoded[1:-1].decode().split(",") if values else []
+
+
+def _not_finite(value: float) -> str:
+    """JSON has no word for these."""
+    if math.isnan(value):
+        return "NaN"
+    return "+Inf" if value > 0 else "-Inf"
 
 
 def escaped(value: str) -> str:
@@ -61,7 +77,7 @@ def bound(value: float) -> str:
     >>> bound(0.25), bound(7200.0), bound(math.inf)
     ('0.25', '7200.0', '+Inf')
     """
-    return number(float(value))
+    return "+Inf" if value == math.inf else repr(float(value))
 
 
 def histogram(prefixes: Sequence[str], counts: Sequence[int], total: float) -> str:
