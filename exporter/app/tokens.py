@@ -46,22 +46,26 @@ class LiveTokens:
             for scope, found in self._sources.items()
         }
         self._marks: dict[str, _Mark] = {file: _mark(file) for files in self._files.values() for file in files}
-        self.by_scope: dict[str, tuple[str, ...]] = {
-            scope: tuple(
-                token
-                for index, source in enumerate(found)
-                for token in tokens_of(source, f"tokens.{scope}[{index}]", environment)
-            )
-            for scope, found in self._sources.items()
-        }
+        self.by_scope: dict[str, tuple[str, ...]] = {scope: self._read(scope) for scope in SCOPES}
         self._bytes = {scope: tuple(token.encode() for token in found) for scope, found in self.by_scope.items()}
         self._looked = monotonic()
         self.reloads = 0
         """Times that changed files were taken over."""
         self.reload_failures = 0
         """Times that a changed file could not be: the tokens read before stay in force."""
-        self.reload_error = ""
-        """Why, while that is so; names files, never a token."""
+        self._errors: dict[str, str] = {}
+
+    @property
+    def reload_error(self) -> str:
+        """Why changed files are not in force, while that is so; names files, never a token."""
+        return " ".join(self._errors.values())
+
+    def _read(self, scope: str) -> tuple[str, ...]:
+        return tuple(
+            token
+            for source in self._sources[scope]
+            for token in tokens_of(source, f"tokens.{scope}", self._environment)
+        )
 
     def of(self, scope: str) -> tuple[bytes, ...]:
         """The tokens of a scope; empty for one that is open."""
@@ -78,22 +82,18 @@ class LiveTokens:
         changed = {file for file, mark in marks.items() if mark != self._marks[file]}
         self._marks = marks
         for scope, files in self._files.items():
-            if changed.intersection(files) or (self.reload_error and files):
+            if changed.intersection(files):
                 self._reload(scope)
 
     def _reload(self, scope: str) -> None:
         try:
-            found = tuple(
-                token
-                for index, source in enumerate(self._sources[scope])
-                for token in tokens_of(source, f"tokens.{scope}[{index}]", self._environment)
-            )
+            found = self._read(scope)
         except ConfigError as error:
             self.reload_failures += 1
-            self.reload_error = f"{error} The tokens that were read before stay in force."
-            log.error("%s", self.reload_error)
+            self._errors[scope] = f"{error} The tokens that were read before stay in force."
+            log.error("%s", self._errors[scope])
             return
-        self.reload_error = ""
+        self._errors.pop(scope, None)
         if found != self.by_scope[scope]:
             self.by_scope[scope] = found
             self._bytes[scope] = tuple(token.encode() for token in found)
