@@ -74,7 +74,7 @@ def batch(run: str = "r", seq: int = 1, attempt: int = 1, sender: str = "trainer
     """A push of a PPO trainer."""
     return Batch(
         protocol=PROTOCOL_VERSION,
-        run=Run(run_id=run, attempt=attempt, project="p", experiment="e", trainer="ppo_v1", verl_version="0.9.1"),
+        run=Run(run_id=run, attempt=attempt, project="p", experiment="e", cohort="c", trainer="ppo_v1"),
         sender=Sender(id=sender),
         seq=seq,
         **fields,
@@ -83,7 +83,15 @@ def batch(run: str = "r", seq: int = 1, attempt: int = 1, sender: str = "trainer
 
 def series(name: str, run: str = "r", attempt: int = 1, **more: str) -> Labels:
     """Labels of a series of that run, as a receiver of InfluxDB's lines names it."""
-    tags = {"__name__": name, "run": run, "attempt": str(attempt), "project": "p", "experiment": "e", **more}
+    tags = {
+        "__name__": name,
+        "run": run,
+        "attempt": str(attempt),
+        "project": "p",
+        "experiment": "e",
+        "cohort": "c",
+        **more,
+    }
     return frozenset(tags.items())
 
 

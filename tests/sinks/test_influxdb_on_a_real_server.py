@@ -145,7 +145,7 @@ def test_a_sink_that_is_killed_at_any_moment_loses_nothing(scene: Scene, victori
     pick = random.Random(7)
     entries: list[Entry] = []
     path = os.pathsep.join([str(ROOT), str(HERE)])
-    for _ in range(8):
+    for _ in range(5):
         argv = [sys.executable, str(HERE / "sink_process.py"), str(scene.folder), victoria.url]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
         assert process.stdout is not None

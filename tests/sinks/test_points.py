@@ -54,7 +54,7 @@ def fields_of(line: str) -> dict[str, str]:
 def test_a_step_is_one_point_under_the_names_of_verl_and_one_of_signals() -> None:
     step, signal = lines(steps=[Step(step=3, metrics={"actor/loss": 0.5, "perf/max_memory_reserved_gb": 2.0})])
     assert step == (
-        "verl_step,attempt=1,experiment=e,project=p,run=r"
+        "verl_step,attempt=1,cohort=c,experiment=e,project=p,run=r"
         f" step=3.0,non_finite=0.0,actor/loss=0.5,perf/max_memory_reserved_gb=2.0 {1_700_000_000_123 * MS + 7}"
     )
     assert fields_of(signal) == {"step": "3.0", "loss": "0.5", "gpu_memory": repr(2.0 * 1024**3)}

@@ -93,15 +93,15 @@ class Lines:
 
     def _run_tags(self, batch: Batch) -> dict[str, str]:
         run = batch.run
-        tags = {
+        # The client leaves out a tag without a value.
+        return {
             **self._tags,
             "run": run.run_id,
             "attempt": str(run.attempt),
             "project": run.project,
             "experiment": run.experiment,
+            "cohort": run.cohort,
         }
-        cohort = getattr(run, "cohort", "")
-        return {**tags, "cohort": cohort} if cohort else tags
 
     def _step(self, step: Step, run: Tags, trainer: str, when: int) -> Iterator[str]:
         raw = {key: number(value) for key, value in step.metrics.items()}
