@@ -242,7 +242,12 @@ def take_folder(folder: Path) -> IO[bytes]:
     """Make the data folder and lock it; the lock is held until the file is closed."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE_NAME).open("ab")
+        file = folder / LOCK_FILE_NAME
+        try:
+            lock: IO[bytes] = file.open("ab")
+        except OSError:
+            # A disk that is read-only now may be written again later. Who has been here before can wait for that.
+            lock = file.open("rb")
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(

@@ -85,24 +85,35 @@ class RecoveryStore:
     """``path`` is a file of its own in the data directory, or ``:memory:``. Not locked: the engine holds a lock."""
 
     def __init__(self, path: Path | str) -> None:
-        """Raises ``OSError`` with a sentence where the file cannot be opened, written or is not such a database."""
-        try:
-            self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=10)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise OSError(f"The recovery store {path} cannot be used ({error}): check the data directory.") from error
+        """A disk that does not work now is found at each use, as ``sqlite3.OperationalError``, until it does.
+
+        Raises ``OSError`` with a sentence where the file is not such a database: that does not pass.
+        """
+        self._path = path
+        self._opened: sqlite3.Connection | None = None
         self._listed: dict[str, frozenset[str]] = {}
         self._listed_at = -1
+        try:
+            self._opened = _opened(path)
+        except sqlite3.OperationalError:
+            return
+        except sqlite3.Error as error:
+            raise OSError(f"The recovery store {path} cannot be used ({error}): check the data directory.") from error
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = _opened(self._path)
+        return self._opened
 
     def close(self) -> None:
-        self._db.close()
+        if self._opened is not None:
+            self._opened.close()
 
     @property
     def changes(self) -> int:
         """Grows with every write, so that a reader knows whether what it read before still holds."""
-        return self._db.total_changes
+        return 0 if self._opened is None else self._opened.total_changes
 
     def run_ids(self) -> list[str]:
         """Runs that have had a recovery."""
@@ -234,6 +245,18 @@ class RecoveryStore:
             )
             for row in rows
         ]  # fmt: skip
+
+
+def _opened(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=10)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.executescript(_SCHEMA)
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
 
 
 def _seen(row: tuple[Any, ...]) -> SeenAlert:

@@ -65,9 +65,16 @@ def test_another_thread_may_ask(scene: Scene) -> None:
         assert pool.submit(scene.engine.get, recovery.id).result() == recovery
 
 
-def test_a_store_that_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="cannot be used"):
-        RecoveryStore(tmp_path / "missing" / "recovery.sqlite")
+def test_a_store_whose_disk_does_not_work_is_opened_when_it_does(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "missing" / "recovery.sqlite")
+    with pytest.raises(sqlite3.OperationalError):
+        store.newest(1)
+    (tmp_path / "missing").mkdir()
+    assert store.newest(1) == []
+    store.close()
+
+
+def test_a_file_that_is_no_store_is_a_sentence(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage"
     garbage.write_bytes(b"this is no database, and it is long enough to be read as one" * 20)
     with pytest.raises(OSError, match="check the data directory"):
