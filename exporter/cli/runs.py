@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Literal, TypeVar
 
 import typer
 
@@ -15,6 +18,8 @@ from exporter.cli.showing import ago, clean, show_json, show_rows
 runs_app = typer.Typer(help="Runs: list (also without a command), show, export, forget.")
 
 RunId = Annotated[str, typer.Argument(help="Id of the run.")]
+
+_T = TypeVar("_T")
 
 EXPORT_TIMEOUT_SECONDS = 300.0
 """The exporter reads a run once in whole before it sends the first line."""
@@ -107,17 +112,9 @@ def runs_export(
 
 def _write_through(body: IO[bytes], output: Path | None) -> None:
     """To stdout, a pipe or a device, as it comes."""
-    try:
-        out = sys.stdout.buffer if output is None else output.open("wb")
-    except OSError as error:
-        stop(f"{output} cannot be written: {error.strerror or error}.", 1)
-    try:
-        while chunk := body.read(CHUNK_BYTES):
-            _write(out, chunk, str(output or "The output"))
-        _flush(out, str(output or "The output"))
-    finally:
-        if output is not None:
-            out.close()
+    name = "The output" if output is None else str(output)
+    with _opened(output or sys.stdout.fileno(), "wb", name) as out:
+        _copy(body, out, name)
 
 
 def _write_file(body: IO[bytes], output: Path) -> None:
@@ -125,46 +122,34 @@ def _write_file(body: IO[bytes], output: Path) -> None:
     # A name of its own in the same folder, so that the last move is atomic, and two exports do not meet.
     part = output.with_name(f".{output.name[:200]}.{os.getpid()}.part")
     try:
-        try:
-            out = part.open("xb")
-        except OSError as error:
-            stop(f"{output} cannot be written: {error.strerror or error}.", 1)
-        with out:
-            while chunk := body.read(CHUNK_BYTES):
-                _write(out, chunk, str(output))
-            _flush(out, str(output))
-        try:
-            os.replace(part, output)
-        except OSError as error:
-            stop(f"{output} cannot be written: {error.strerror or error}.", 1)
+        with _opened(part, "xb", str(output)) as out:
+            _copy(body, out, str(output))
+            _or_stop(lambda: os.fsync(out.fileno()), str(output))
+        _or_stop(lambda: os.replace(part, output), str(output))
     finally:
         part.unlink(missing_ok=True)
 
 
-def _write(out: IO[bytes], chunk: bytes, name: str) -> None:
+def _opened(where: Path | int, mode: str, name: str) -> io.FileIO:
+    # Unbuffered: what cannot be written fails here, and not once more when the file is closed.
+    return _or_stop(lambda: io.FileIO(where, mode, closefd=not isinstance(where, int)), name)
+
+
+def _copy(body: IO[bytes], out: io.FileIO, name: str) -> None:
+    while chunk := body.read(CHUNK_BYTES):
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[_or_stop(partial(out.write, rest), name) :]
+
+
+def _or_stop(write: Callable[[], _T], name: str) -> _T:
+    """Do something with the output; ends the program with a sentence where it fails."""
     try:
-        out.write(chunk)
-    except BrokenPipeError:
-        _reader_left()
+        return write()
+    except BrokenPipeError:  # whoever read has enough (``| head``)
+        raise typer.Exit(141) from None
     except OSError as error:
-        stop(f"{clean(name)} cannot be written: {error.strerror or error}.", 1)
-
-
-def _flush(out: IO[bytes], name: str) -> None:
-    try:
-        out.flush()
-        if out is not sys.stdout.buffer:
-            os.fsync(out.fileno())
-    except BrokenPipeError:
-        _reader_left()
-    except OSError as error:
-        stop(f"{clean(name)} cannot be written: {error.strerror or error}.", 1)
-
-
-def _reader_left() -> None:
-    """Whoever read has enough (``| head``): end quietly, and let nothing be flushed to it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(141)
+        stop(f"{name} cannot be written: {error.strerror or error}.", 1)
 
 
 @runs_app.command("forget")

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import typer
+from cli_process import cli
 from exporter_process import ExporterProcess, running, wait_for
 from exporter_scene import batch
 
-from exporter.cli import user
+from exporter.cli.asking import user
 from exporter.protocol import AttemptStarted, CheckpointSaved, Step, encode
 
 CONFIG = """
@@ -48,17 +49,6 @@ def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExporterProce
 def push(exporter: ExporterProcess, **fields: Any) -> None:
     answer = exporter.post("/api/v1/push", encode(batch(run="grpo[bold]", **fields)))
     assert answer.status == 200, answer.body
-
-
-def cli(exporter: ExporterProcess | None, *arguments: str, token: str = "ope", **more: str) -> tuple[int, str]:
-    """Exit code, and what was written; wide enough that nothing is folded."""
-    environment = {**os.environ, "COLUMNS": "300", "VERL_SENTINEL_TOKEN": token, **more}
-    if exporter is not None:
-        environment["VERL_SENTINEL_URL"] = exporter.url
-    command = [sys.executable, "-c", "from exporter.cli import main; main()", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    assert "Traceback" not in result.stderr
-    return result.returncode, result.stdout + result.stderr
 
 
 def test_runs_and_incidents_are_listed(exporter: ExporterProcess) -> None:
