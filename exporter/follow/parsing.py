@@ -66,23 +66,20 @@ def parse_jsonl(line: bytes) -> Iterator[Found]:
     >>> list(parse_jsonl(b'{"step": 3, "data": {"actor/loss": null, "lr": 1, "note": "x"}}'))
     [Logged(step=3, metrics={'actor/loss': nan, 'lr': 1.0}, writer='', left_out=1)]
     >>> list(parse_jsonl(b'{"step": 3, "da'))
-    [Garbage(reason='no step of the file logger: Input data was truncated')]
+    [Garbage(reason='no step of the file logger: Unterminated string starting at: line 1 column 13 (char 12)')]
     """
     if not line.strip():
         return
     try:
         try:
-            step, data = _step_and_data(_decode_line(line))
-        except msgspec.ValidationError:
-            raise
+            logged = _decode_line(line)
         except msgspec.DecodeError:
-            # Python's own encoder, which older tools use, spells NaN as NaN.
-            if b"NaN" not in line and b"Infinity" not in line:
-                raise
-            step, data = _step_and_data(msgspec.convert(json.loads(line), _FileLine))
-    except (ValueError, RecursionError) as error:
+            # Python's own encoder, which older tools use, spells NaN as NaN, and its decoder takes what is too large.
+            logged = msgspec.convert(json.loads(line), _FileLine)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         yield Garbage(f"no step of the file logger: {error}")
         return
+    step, data = logged.step, logged.data
     if not 0 <= step < MAX_STEP:
         yield Garbage(f"step {step} is out of range")
         return
@@ -95,10 +92,6 @@ def parse_jsonl(line: bytes) -> Iterator[Found]:
         else:
             metrics[_name(key)] = number
     yield Logged(step, metrics, left_out=left_out)
-
-
-def _step_and_data(line: _FileLine) -> tuple[int, dict[str, Any]]:
-    return line.step, line.data
 
 
 def _plain_number(value: Any) -> float | None:
@@ -116,7 +109,7 @@ _WRITER = re.compile(r"\(([A-Za-z_]\w*) pid=(\d+)(?:, ip=([0-9a-fA-F.:]+))?\)")
 _LAST_STEP = re.compile(r"Total training steps: (\d{1,9})\b")
 _NUMBER = re.compile(
     r"(?:np\.|numpy\.)?(?:float|int|uint|bool|half|single|double|longdouble)\w*\((?P<inner>[^()]*)\)"
-    r"|(?:torch\.)?tensor\((?P<tensor>[^(),]*)(?:,[^()]*)?\)|(?P<plain>[^()\s]+)"
+    r"|(?P<plain>[^()\s]+)"
 )
 _WORDS = {"True": 1.0, "False": 0.0}
 
@@ -171,8 +164,7 @@ def console_number(text: str) -> float | None:
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
         return None
-    inner = next(group for group in (found["inner"], found["tensor"], found["plain"]) if group is not None)
-    inner = inner.strip().removeprefix("np.").removesuffix("_")
+    inner = (found["inner"] if found["plain"] is None else found["plain"]).strip().removeprefix("np.").removesuffix("_")
     if inner in _WORDS:
         return _WORDS[inner]
     try:

@@ -138,6 +138,8 @@ class Tail:
         while self._file is not None and read < most_bytes:
             try:
                 chunk = self._file.read(CHUNK_BYTES)
+            except gzip.BadGzipFile:
+                raise
             except OSError as error:
                 raise FileUnreadable(f"{self.path} cannot be read: {error.strerror or error}.") from None
             if not chunk:
