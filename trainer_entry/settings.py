@@ -4,6 +4,7 @@
 ``VERL_SENTINEL_URL``     base URL of the exporter; setting it is what asks for the plugin; unset or ``off`` is inert
 ``VERL_SENTINEL_TOKEN``   bearer token of scope ``push``
 ``VERL_SENTINEL_TOKEN_FILE`` a file that holds it, read again when the exporter refuses the one read before
+``VERL_SENTINEL_CA_FILE`` certificates (PEM) of the authority that signed the exporter's; default: those of the system
 ``VERL_SENTINEL_RUN_ID``  identity of the run, stable over restarts; default :func:`derive_run_id`
 ``VERL_SENTINEL_ATTEMPT`` which start of the run this is, from 1; default 1
 ``VERL_SENTINEL_STATE_DIR`` local state of the run (spool, stop request); default :func:`default_state_dir`
@@ -26,13 +27,14 @@ from urllib.parse import urlsplit
 URL = "VERL_SENTINEL_URL"
 TOKEN = "VERL_SENTINEL_TOKEN"
 TOKEN_FILE = "VERL_SENTINEL_TOKEN_FILE"
+CA_FILE = "VERL_SENTINEL_CA_FILE"
 RUN_ID = "VERL_SENTINEL_RUN_ID"
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIR = "VERL_SENTINEL_STATE_DIR"
 COHORT = "VERL_SENTINEL_COHORT"
 GPU_SECONDS = "VERL_SENTINEL_GPU_SECONDS"
 
-VARIABLES = (URL, TOKEN, TOKEN_FILE, RUN_ID, ATTEMPT, STATE_DIR, COHORT, GPU_SECONDS)
+VARIABLES = (URL, TOKEN, TOKEN_FILE, CA_FILE, RUN_ID, ATTEMPT, STATE_DIR, COHORT, GPU_SECONDS)
 """All of them, in the order of the table above: what an entry point hands on to Ray workers."""
 
 MAX_COHORT = 128
@@ -55,6 +57,7 @@ class Settings:
     url: str
     token: str = ""
     token_file: Path | None = None
+    ca_file: Path | None = None
     run_id: str = ""
     attempt: int = 1
     state_dir: Path | None = None
@@ -108,11 +111,13 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
     if len(cohort) > MAX_COHORT or not cohort.isprintable():
         raise SettingsError(f"{COHORT} is {cohort[:200]!r}; expected up to {MAX_COHORT} printable characters.")
     token_file = environ.get(TOKEN_FILE, "").strip()
+    ca_file = environ.get(CA_FILE, "").strip()
     state_dir = environ.get(STATE_DIR, "").strip()
     return Settings(
         url=url,
         token=environ.get(TOKEN, "").strip(),
         token_file=Path(token_file) if token_file else None,
+        ca_file=Path(ca_file) if ca_file else None,
         run_id=run_id,
         attempt=int(attempt_text),
         state_dir=Path(state_dir) if state_dir else (default_state_dir(run_id) if run_id else None),

@@ -8,6 +8,8 @@ import shutil
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from exporter_process import PUSH, ExporterProcess, running, wait_for
 from exporter_scene import batch
 
 from exporter.exposure import ConfigError, Tls, tls_context
-from exporter.protocol import encode
+from exporter.protocol import Run, encode
+from trainer_entry.push import PushClient
+from trainer_entry.settings import VARIABLES, Settings, read_settings
 
 pytestmark = needs_openssl
 
@@ -97,3 +101,54 @@ def test_a_certificate_that_cannot_be_used_is_a_sentence(tmp_path: Path, authori
             tls_context(Tls(cert_file=str(cert), key_file=str(key)))
     with pytest.raises(ConfigError, match=r"^tls\.key_file: the file .* cannot be read: No such file or directory\.$"):
         tls_context(Tls(cert_file=str(certificate), key_file=str(tmp_path / "none")))
+
+
+def client(url: str, folder: Path, ca_file: Path | None, told: list[str]) -> PushClient:
+    settings = Settings(url=url, ca_file=ca_file, state_dir=folder / "state")
+    return PushClient(settings, Run(run_id="r"), heartbeat_seconds=None, report=told.append)
+
+
+def test_the_trainers_client_trusts_the_authority_that_it_is_given_and_no_other(
+    tmp_path: Path, authority: Authority
+) -> None:
+    other = Authority.make(tmp_path / "other", "another authority")
+    told: list[str] = []
+    with running(tmp_path, "--config", configured(tmp_path, authority), context=authority.client()) as exporter:
+        for ca_file in (None, other.file, tmp_path / "none"):
+            distrusting = client(exporter.url, tmp_path, ca_file, told)
+            distrusting.step(1, {"actor/grad_norm": 1.0})
+            assert not distrusting.flush(30)
+            distrusting.close(0.1)
+        assert "CERTIFICATE_VERIFY_FAILED" in told[0]
+        assert "CERTIFICATE_VERIFY_FAILED" in told[1]
+        assert f"{tmp_path / 'none'} (VERL_SENTINEL_CA_FILE) holds no certificates that can be read" in told[2]
+        trusting = client(exporter.url, tmp_path, authority.file, told)
+        trusting.step(2, {"actor/grad_norm": 1.0})
+        assert trusting.flush(30)
+        trusting.close()
+        assert exporter.metrics()['verl_training_step{run="r"}'] == 2
+
+
+def test_the_authority_is_read_from_the_environment_and_handed_on() -> None:
+    settings = read_settings({"VERL_SENTINEL_URL": "https://h", "VERL_SENTINEL_CA_FILE": " /etc/ca.pem "})
+    assert settings is not None
+    assert settings.ca_file == Path("/etc/ca.pem")
+    assert "VERL_SENTINEL_CA_FILE" in VARIABLES
+
+
+def test_the_commands_trust_the_authority_that_they_are_given(tmp_path: Path, authority: Authority) -> None:
+    with running(tmp_path, "--config", configured(tmp_path, authority), context=authority.client()) as exporter:
+        command = [sys.executable, "-m", "exporter", "runs", "list", "--url", exporter.url]
+        results = [
+            subprocess.run(
+                command,
+                env={**os.environ, **trusting},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            for trusting in ({}, {"VERL_SENTINEL_CA_FILE": str(authority.file)}, {"SSL_CERT_FILE": str(authority.file)})
+        ]
+    assert [result.returncode for result in results] == [1, 0, 0], results
+    assert "certificate verify failed" in results[0].stderr

@@ -99,7 +99,7 @@ class PushClient:
         spool = settings.state_dir / "spool" if settings.state_dir is not None else None
         self._outbox = Outbox(spool, self.sender.id, max_bytes=spool_bytes, warn=self._warn)
         self._outbox_lock = threading.Lock()
-        self._transport = Transport(settings.url, settings.bearer, timeout=post_seconds)
+        self._transport = Transport(settings.url, settings.bearer, timeout=post_seconds, ca_file=settings.ca_file)
         self._queue: SimpleQueue[tuple[Run, Item] | _Flush | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()

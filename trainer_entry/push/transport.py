@@ -9,17 +9,19 @@ from __future__ import annotations
 import http.client
 import math
 import re
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Command, ErrorAnswer, PushAnswer
-from trainer_entry.settings import TOKEN, TOKEN_FILE
+from trainer_entry.settings import CA_FILE, TOKEN, TOKEN_FILE
 
 Verdict = Literal["accepted", "refused", "unauthorized", "later", "unreachable"]
 
@@ -48,9 +50,13 @@ class Reply:
 
 
 class Transport:
-    """A kept-alive connection to ``<url>/api/v1/push``. ``bearer`` is asked for the token at each POST."""
+    """A kept-alive connection to ``<url>/api/v1/push``.
 
-    def __init__(self, url: str, bearer: Callable[[], str], *, timeout: float) -> None:
+    ``bearer`` is asked for the token at each POST. ``ca_file`` holds the authorities that an exporter which speaks TLS
+    is believed by, in place of the system's; it is read for each connection.
+    """
+
+    def __init__(self, url: str, bearer: Callable[[], str], *, timeout: float, ca_file: Path | None = None) -> None:
         parts = urlsplit(url)
         self.url = url
         self._secure = parts.scheme == "https"
@@ -59,6 +65,7 @@ class Transport:
         self._path = parts.path.rstrip("/") + PUSH_PATH
         self._bearer = bearer
         self._timeout = timeout
+        self._ca_file = ca_file
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, payload: bytes, *, timeout: float | None = None) -> Reply:
@@ -88,11 +95,20 @@ class Transport:
             self._connection.close()
             self._connection = None
 
+    def _connect(self, limit: float) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=limit)
+        try:
+            trusted = ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:  # ssl.SSLError is one
+            reason = error.strerror or str(error)
+            raise ValueError(f"{self._ca_file} ({CA_FILE}) holds no certificates that can be read: {reason}") from None
+        return http.client.HTTPSConnection(self._host, self._port, timeout=limit, context=trusted)
+
     def _exchange(self, payload: bytes, token: str, limit: float) -> Reply:
         connection = self._connection
         if connection is None:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            connection = self._connection = kind(self._host, self._port, timeout=limit)
+            connection = self._connection = self._connect(limit)
         elif connection.sock is not None:
             connection.sock.settimeout(limit)
         headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, "User-Agent": "verl-sentinel"}
