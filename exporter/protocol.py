@@ -264,18 +264,18 @@ def number(value: Number) -> float:
     return math.nan if value is None else float(value)
 
 
-_FLOAT = frozenset((float,))
-
-
 def numbers(metrics: dict[str, Number]) -> dict[str, float]:
     """A step's metrics as floats: the same dict where they are floats already, as in msgpack they are but for nil.
 
     >>> numbers({"actor/loss": 0.5, "actor/grad_norm": "Infinity", "actor/kl_loss": None})
     {'actor/loss': 0.5, 'actor/grad_norm': inf, 'actor/kl_loss': nan}
     """
-    if _FLOAT.issuperset(map(type, metrics.values())):
-        return metrics  # type: ignore[return-value]
-    return {key: number(value) for key, value in metrics.items()}
+    try:
+        # The fastest way to see that none is a text or None.
+        sum(metrics.values(), 0.0)  # type: ignore[type-var]
+    except TypeError:
+        return {key: number(value) for key, value in metrics.items()}
+    return metrics  # type: ignore[return-value]
 
 
 def json_number(value: float) -> Number:

@@ -247,6 +247,8 @@ class Goodput:
             self.replayed += seconds
 
     def _lose(self, kind: Literal["restart", "stall", "other"], seconds: float) -> None:
+        if seconds <= 0.0:
+            return
         paid = min(self.owed, seconds)
         self.owed -= paid
         setattr(self, kind, getattr(self, kind) + seconds - paid)

@@ -45,7 +45,7 @@ def read(sent: Step, sender: SenderState, trainer: str) -> Part:
     said = sent.time if 0.0 < sent.time < inf else 0.0
     before, sender.said = sender.said, said
     between = max(0.0, said - before) if said and before else 0.0
-    return Part(sent.step, metrics, plan, plan.signals(metrics), training, first, said, between)
+    return Part(sent.step, metrics, plan, plan.signals(metrics, floats=True), training, first, said, between)
 
 
 def count_new(state: RunState, part: Part, at: float) -> None:

@@ -7,8 +7,10 @@ the service for each step (and by replay).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from exporter.signals.table import FAMILIES, TABLES, Spelling, Table
@@ -25,11 +27,12 @@ class Plan:
 
     table: Table
     names: tuple[str, ...]
-    keys: tuple[str, ...]
-    """The key of each name."""
+    take: Callable[[Mapping[str, float]], tuple[float, ...]]
+    """The value of each name, then of each difference the two that make it."""
     scaled: tuple[tuple[str, float], ...]
     """Those of the names whose value is not in the signal's unit, with the factor."""
-    differences: tuple[tuple[str, Spelling], ...]
+    differences: tuple[tuple[str, int, float], ...]
+    """Name, place of the first of its two values, and factor."""
     validation: tuple[str, ...]
     """Keys of verl's core validation means."""
     phases: tuple[tuple[str, str], ...]
@@ -37,19 +40,17 @@ class Plan:
     training: bool
     """Something in it is not validation."""
 
-    def signals(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """:func:`canonical` of metrics that have the plan's keys."""
-        values = list(map(metrics.__getitem__, self.keys))
-        if values and not _FLOATS.issuperset(map(type, values)):
-            signals = _one_by_one(metrics, self.table)
-        else:
-            signals = dict(zip(self.names, values, strict=True))
+    def signals(self, metrics: Mapping[str, float], *, floats: bool = False) -> dict[str, float]:
+        """:func:`canonical` of metrics that have the plan's keys; ``floats``: that all are floats is known already."""
+        values = self.take(metrics)
+        if floats or _FLOATS.issuperset(map(type, values)):
+            signals = dict(zip(self.names, values))  # noqa: B905 - the values of the differences follow
             for name, scale in self.scaled:
                 signals[name] *= scale
-            for name, spelling in self.differences:
-                value = _read(metrics, spelling)
-                if value is not None:
-                    signals[name] = value
+            for name, place, scale in self.differences:
+                signals[name] = (values[place] - values[place + 1]) * scale
+        else:
+            signals = _one_by_one(metrics, self.table)
         if signals.get("kl_coef") == 0.0 and not math.isfinite(signals.get("kl", 0.0)):
             del signals["kl"]
         if self.validation:
@@ -129,17 +130,24 @@ def _plan(family: str, keys: tuple[str, ...]) -> Plan:
         if spelling is not None:
             chosen.append((name, spelling))
     whole = [(name, spelling) for name, spelling in chosen if not spelling.minus]
+    pairs = [(name, spelling) for name, spelling in chosen if spelling.minus]
+    read = [spelling.key for _, spelling in whole] + [key for _, s in pairs for key in (s.key, s.minus)]
     timers = ((key[len(PHASE_PREFIX) :], key) for key in keys if key.startswith(PHASE_PREFIX))
     return Plan(
         table=TABLES[family],
         names=tuple(name for name, _ in whole),
-        keys=tuple(spelling.key for _, spelling in whole),
+        take=itemgetter(*read) if len(read) > 1 else partial(_take_one, read),
         scaled=tuple((name, spelling.scale) for name, spelling in whole if spelling.scale != 1.0),
-        differences=tuple((name, spelling) for name, spelling in chosen if spelling.minus),
+        differences=tuple((name, len(whole) + 2 * i, spelling.scale) for i, (name, spelling) in enumerate(pairs)),
         validation=tuple(_core_validation(keys)),
         phases=tuple((phase, key) for phase, key in timers if phase and "/" not in phase and phase.isprintable()),
         training=any(not key.startswith("val") for key in keys),
     )
+
+
+def _take_one(keys: Sequence[str], metrics: Mapping[str, float]) -> tuple[float, ...]:
+    """What ``itemgetter`` would do with one key or none."""
+    return tuple(metrics[key] for key in keys)
 
 
 def _one_by_one(metrics: Mapping[str, float], table: Table) -> dict[str, float]:

@@ -11,7 +11,8 @@ import pytest
 import exporter.detectors
 
 MODULES = [
-    "exporter.signals",
+    "exporter.protocol",
+    "exporter.signals.plans",
     *(f"exporter.detectors.{m.name}" for m in pkgutil.iter_modules(exporter.detectors.__path__)),
 ]
 
