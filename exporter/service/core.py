@@ -18,10 +18,11 @@ from exporter.protocol import Batch, PushAnswer, decode_batch
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.facts import Alert
 from exporter.recovery.record import Decision
-from exporter.service import intake, snapshot
+from exporter.service import snapshot
 from exporter.service.admission import Limits, Refused, check
 from exporter.service.detector_times import DetectorTimes
-from exporter.service.entries import Look, Mark, batch_entry, look_entry, mark_entry, read_look, read_mark
+from exporter.service.entries import Look, Mark, look_entry, mark_entry, read_look, read_mark
+from exporter.service.intake import Answer, Intake, note
 from exporter.service.journal import Entry, Journal, JournalUnavailable, Snapshot
 from exporter.service.keeping import Keeper, heard
 from exporter.service.recorder import Recorded, Recorder
@@ -36,8 +37,6 @@ ABANDONED_SECONDS = 7 * 86_400.0
 
 ALIVE_SECONDS = 600.0
 """A run that is running and was heard within this time cannot be forgotten."""
-
-Answer = Callable[[PushAnswer | Refused], None]
 
 
 class Core:
@@ -81,18 +80,16 @@ class Core:
         """Why the newest write to the journal failed; empty while it works."""
         self.mending = ""
         """Why the journal is being put together anew; empty while it is not."""
-        self.accepted = 0
-        self.duplicates = 0
-        self.steps = 0
-        """Steps, and parts of steps, accepted."""
-        self.samples = 0
-        """Metric values accepted."""
         self.faults = 0
         """Entries whose effect failed half-way by a fault of ours; they are in the journal and in the log."""
-        self._arriving: dict[tuple[str, str, int], list[Answer]] = {}
-        """Batches that are on their way to disk, with who else waits for the same one."""
-        self._admitting: dict[str, int] = {}
-        """New runs whose first batches are on their way to disk."""
+        self.intake = Intake(
+            recorder,
+            limits,
+            apply=self._apply,
+            failed=self._note_write,
+            command=self.link.command,
+            run_of=self.roster.runs.get,
+        )
         self._pending: set[tuple[str, str]] = set()
 
     @property
@@ -118,27 +115,8 @@ class Core:
         if self.mending:
             raise Refused("journal", f"{self.mending} Send it again.", status=503, retry_after=5)
         check(batch, self._limits)
-        run_id, sender = batch.run.run_id, batch.sender.id
-        run = self.find(run_id)
-        taken = run.seen.get(sender) if run is not None else None
-        if taken is not None and batch.seq in taken:
-            self.duplicates += 1
-            answer(self._answer(batch, now, duplicate=True))
-            return
-        once = (run_id, sender, batch.seq)
-        waiting = self._arriving.get(once)
-        if waiting is not None:
-            waiting.append(partial(self._answer_again, batch, now, answer))
-            return
-        if self._recorder.full():
-            raise Refused("busy", "The journal's disk does not keep up: send it again.", status=503, retry_after=1)
-        if run is not None:
-            intake.check_room(run, batch, now, self._limits)
-        else:
-            self._check_runs(run_id, now)
-            self._admitting[run_id] = self._admitting.get(run_id, 0) + 1
-        self._arriving[once] = []
-        self._recorder.record(batch_entry(batch, now), partial(self._batch_recorded, batch, answer, run is None))
+        run = self.find(batch.run.run_id)
+        self.intake.take(batch, run, now, answer, partial(self._check_runs, now))
 
     def accept(self, batch: Batch, now: float) -> PushAnswer:
         """:meth:`submit` for a recorder that writes at once. Raises :class:`Refused`."""
@@ -161,9 +139,8 @@ class Core:
             self.journal_error = str(error)
             raise Refused("journal", str(error), status=503, retry_after=5) from None
 
-    def _check_runs(self, run_id: str, now: float) -> None:
-        watched = sum(1 for other in self.runs.values() if self.shown(other, now))
-        watched += len(self._admitting.keys() - {run_id})
+    def _check_runs(self, now: float, arriving: int) -> None:
+        watched = arriving + sum(1 for run in self.runs.values() if self.shown(run, now))
         if watched >= self._limits.runs:
             raise Refused(
                 "too_many_runs",
@@ -174,47 +151,8 @@ class Core:
                 retry_after=60,
             )
 
-    def _batch_recorded(self, batch: Batch, answer: Answer, admitted: bool, entry: Entry, outcome: Recorded) -> None:
-        run_id = entry.run_id
-        if admitted:
-            self._admitting[run_id] -= 1
-            if not self._admitting[run_id]:
-                del self._admitting[run_id]
-        waiting = self._arriving.pop((run_id, batch.sender.id, batch.seq))
-        self.journal_error = outcome.error
-        if outcome.error:
-            run = self.runs.get(run_id)
-            if run is not None and batch.sender.role == "trainer":
-                # It was heard, though it could not be kept: a full disk here must not look like a silent run there.
-                run.state.last_push = max(run.state.last_push, entry.at)
-            failed = f"{outcome.error} Nothing was taken over; send it again."
-            refused = Refused("journal", failed, status=503, retry_after=5)
-            for one in (answer, *waiting):
-                one(refused)
-            return
-        self._apply(entry, outcome.position, batch)
-        self.accepted += 1
-        self.steps += len(batch.steps)
-        self.samples += sum(len(step.metrics) for step in batch.steps)
-        answer(self._answer(batch, entry.at, duplicate=False))
-        for one in waiting:
-            one(PushAnswer(accepted_seq=batch.seq))
-
-    def _answer_again(self, batch: Batch, now: float, answer: Answer, first: PushAnswer | Refused) -> None:
-        """The same batch came twice at once; this is the second, when the first one is done."""
-        if isinstance(first, Refused):
-            answer(first)
-            return
-        self.duplicates += 1
-        answer(self._answer(batch, now, duplicate=True))
-
-    def _answer(self, batch: Batch, now: float, *, duplicate: bool) -> PushAnswer:
-        run = self.runs.get(batch.run.run_id)
-        taken = run.seen.get(batch.sender.id) if run is not None else None
-        command = self.link.command(batch.run.run_id, now) if batch.sender.role == "supervisor" else None
-        return PushAnswer(
-            accepted_seq=max(batch.seq, taken.highest if taken else 0), duplicate=duplicate, command=command
-        )
+    def _note_write(self, error: str) -> None:
+        self.journal_error = error
 
     # Start and end
 
@@ -257,7 +195,7 @@ class Core:
         run = self.find(run_id)
         if run is None:
             raise Refused("not_found", f"No run {run_id} has ever pushed.", status=404)
-        arriving = any(one == run_id for one, *_ in (*self._arriving, *self._pending))
+        arriving = run_id in self.intake.busy() or any(one == run_id for one, _ in self._pending)
         state = self.link.state_of(run_id)
         if arriving or (run.state.running and now - heard(run) < ALIVE_SECONDS):
             message = f"Run {run_id} is running: it was heard {max(now - heard(run), 0.0):.0f} s ago. Stop it first."
@@ -327,7 +265,7 @@ class Core:
             self._recorder.maintain(Journal.probe, self._probed)
 
     def _put_to_sleep(self, now: float) -> None:
-        busy = {run_id for run_id, *_ in (*self._arriving, *self._pending)}
+        busy = self.intake.busy() | {run_id for run_id, _ in self._pending}
         hidden = [run_id for run_id, run in self.runs.items() if run_id not in busy and not self.shown(run, now)]
         for run_id in hidden:
             self.roster.put_to_sleep(run_id)
@@ -399,7 +337,7 @@ class Core:
                     run = WatchedRun.new(batch.run, self._make_detectors(), self._rules, entry.at)
                     run.times = self.detector_times
                     self.roster.add(run)
-                intake.take(run, batch, entry.at)
+                note(run, batch, entry.at)
                 reports = run.apply_batch(batch, entry.at)
             elif run is not None:
                 if entry.kind == "look":

@@ -11,8 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     Integers = array[int]

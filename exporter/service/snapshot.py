@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, get_args, get_origin
@@ -43,6 +44,7 @@ class _Stored:
     seen: dict[str, Sequences]
     last_look: float
     detector_faults: dict[str, int]
+    metrics: set[str] = dataclasses.field(default_factory=set)
 
 
 def _plain(value: Any) -> Any:
@@ -78,6 +80,7 @@ def take(run: WatchedRun) -> bytes:
         seen=run.seen,
         last_look=run.last_look,
         detector_faults=dict(run.detector_faults),
+        metrics=run.metrics,
     )
     return zstd.compress(_encoder.encode(stored), LEVEL)
 
@@ -170,6 +173,7 @@ def restore(body: bytes, make_detectors: Callable[[], Detectors], rules: Rules) 
         last_look=stored.last_look,
         detector_faults=Counter(stored.detector_faults),
         seen=stored.seen,
+        metrics=set(map(sys.intern, stored.metrics)),
     )
 
 

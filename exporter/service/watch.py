@@ -95,6 +95,8 @@ class WatchedRun:
     reports: list[Report] = field(default_factory=list)
     seen: dict[str, Sequences] = field(default_factory=dict)
     """Sequence numbers taken, by sender."""
+    metrics: set[str] = field(default_factory=set)
+    """Names of all metrics that it ever sent."""
     times: DetectorTimes = field(default_factory=DetectorTimes)
     """How long detectors take; the core has all runs share its own."""
 

@@ -112,6 +112,7 @@ def _all_of(scene: Scene) -> dict[str, bytes]:
     for run_id, run in scene.core.runs.items():
         plain = _with(run)
         plain["state"]["step_signals"].sort()
+        plain["metrics"].sort()
         found[run_id] = msgspec.msgpack.encode(plain)
     return found
 

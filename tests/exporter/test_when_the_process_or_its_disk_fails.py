@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporter_process import PUSH, ExporterProcess, push, running, wait_for
-from exporter_scene import batch
+from exporter_process import PUSH, ExporterProcess, push, running
 
 from exporter.app.lifecycle import Exporter
 from exporter.config import Config
@@ -20,7 +19,6 @@ from exporter.protocol import (
     PhaseReport,
     RolloutCounts,
     Step,
-    encode,
 )
 from exporter.service.admission import Refused
 
@@ -87,28 +85,6 @@ def test_a_disk_that_is_full_is_answered_503_and_loses_nothing_that_was_acknowle
         exporter.start()
         assert acknowledged > 3
         assert exporter.metrics()['verl_training_steps_total{run="json"}'] == acknowledged
-
-
-def test_a_journal_that_is_damaged_inside_is_said_and_nothing_is_taken_until_it_is_mended(tmp_path: Path) -> None:
-    with running(tmp_path) as exporter:
-        for seq in range(1, 200):
-            push(exporter, seq=seq, steps=[Step(step=seq, metrics={f"m{i}": 1.0 for i in range(50)})])
-        exporter.stop()
-        file = tmp_path / "data" / "verl-sentinel.sqlite3"
-        whole = file.read_bytes()
-        third = len(whole) // 3
-        file.write_bytes(whole[:third] + b"\xff" * third + whole[2 * third :])
-        exporter.start(until_ready=False)
-        wait_for(lambda: "cannot be read" in exporter.get("/readyz").body.decode(), exporter)
-        assert exporter.get("/readyz").status == 503
-        refused = exporter.post(PUSH, encode(batch(seq=500)))
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert "Restore it from a backup" in refused.reason
-        assert exporter.metrics()["verl_sentinel_ready"] == 0
-        exporter.stop()
-        file.write_bytes(whole)
-        exporter.start()
-        assert exporter.metrics()['verl_training_step{run="r"}'] == 199
 
 
 def test_while_the_journal_is_read_nothing_is_taken_and_everybody_is_told_to_come_again(tmp_path: Path) -> None:
