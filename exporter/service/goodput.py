@@ -98,6 +98,8 @@ class Goodput:
     starting: bool = False
     """No step of the trainer that runs has been seen."""
     first_start: bool = True
+    timed: bool = False
+    """The newest step had a timer of its own."""
     down: bool = False
     """The trainer has ended, and no other has begun."""
     counted: float = 0.0
@@ -152,6 +154,7 @@ class Goodput:
         passed = self._passed(at)
         between = self._between(said, passed)
         pause = pause if 0.0 <= pause <= LONGEST_STEP else 0.0
+        self.timed = is_duration(seconds)
         if not is_duration(seconds):
             pause += self.paused
             seconds = self._untimed(passed, between, pause)
@@ -207,8 +210,11 @@ class Goodput:
         self.paused = min(self.paused + seconds, LONGEST_STEP)
 
     def beat(self, at: float, *, age: float, pause: float = 0.0) -> None:
-        """The trainer says that its step has been open for ``age`` seconds, and a save or validation for ``pause``."""
-        if self.starting or self.down or not self.steps.newest:
+        """The trainer says that its step has been open for ``age`` seconds, and a save or validation for ``pause``.
+
+        Of one without timers (SFT) it is not known whether it validates: there the next log tells.
+        """
+        if self.starting or self.down or not self.timed or not self.steps.newest:
             return
         beyond = self.steps.beyond(age - pause - self.paused) + self.pauses.beyond(pause)
         beyond = min(beyond, self._passed(at))

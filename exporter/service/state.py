@@ -95,6 +95,8 @@ class SenderState:
     """The attempt of a trainer that counts its own from 1 again; 0 for every other sender."""
     logged: Sequences | None = None
     """Training steps that it logged, in whatever order their batches came."""
+    forgotten: bool = False
+    """It may be one that was forgotten: then what it tells was counted, or nobody knows."""
     said: float = 0.0
     """When it logged the newest of them, by its own clock; 0 where it did not say."""
 
@@ -161,6 +163,7 @@ class RunState:
             if len(self.senders) >= MANY_SENDERS and not 0.0 <= at - self.tidied < TIDY_SECONDS:
                 self._forget_silent_senders(at)
             sender = self.senders[batch.sender.id] = SenderState(batch.sender.role, batch.run.attempt)
+            sender.forgotten = batch.run.attempt <= self.forgotten_attempt and batch.run.attempt < self.attempt
         sender.last_heard = at
         sender.attempt = max(sender.attempt, batch.run.attempt)
         sender.highest_seq = max(sender.highest_seq, batch.seq)
@@ -182,10 +185,6 @@ class RunState:
         if merged != known:
             self.identity = merged
         return sender
-
-    def forgotten(self, sender_id: str, attempt: int) -> bool:
-        """Whether a sender may be one that was forgotten: then what it says was counted, or nobody knows."""
-        return attempt <= self.forgotten_attempt and attempt < self.attempt and sender_id not in self.senders
 
     def _forget_silent_senders(self, at: float) -> None:
         gone = [name for name, one in self.senders.items() if at - one.last_heard >= SILENT_SENDER_SECONDS]

@@ -114,9 +114,8 @@ class WatchedRun:
         if counts_as:
             batch = replace(batch, run=replace(batch.run, attempt=counts_as))
         attempt = batch.run.attempt
-        forgotten = state.forgotten(batch.sender.id, attempt)
         sender = state.hear(batch, at)
-        if forgotten:
+        if sender.forgotten:
             state.late_steps += len(batch.steps)
             return self.reports
         sender.counts_as = counts_as

@@ -162,6 +162,17 @@ def test_sfts_save_is_known_by_its_heartbeat(scene: Scene) -> None:
     assert trainer.goodput().stall == 0
 
 
+def test_a_long_validation_of_sft_is_no_stall_though_its_heartbeat_knows_no_phase_for_it(scene: Scene) -> None:
+    trainer = Trainer(scene, sft=True)
+    trainer.start(60)
+    trainer.steps(1, 10)
+    for age in range(100, 1001, 100):
+        scene.now += 100
+        trainer.beat(10, step=float(age))
+    trainer.send(steps=[Step(step=10, metrics={"val/loss": 1.0}, time=scene.now)])
+    assert totals(trainer.goodput()) == {"productive": 180, "other": 80 + 1000}
+
+
 def test_validation_after_a_step_is_neither_productive_nor_lost(scene: Scene) -> None:
     trainer = Trainer(scene, sft=True)
     trainer.start(60)
