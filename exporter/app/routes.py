@@ -28,6 +28,7 @@ from exporter.app.views import (
     RecoveryList,
     RunList,
     all_incidents,
+    dormant_view,
     incident_view,
     run_view,
 )
@@ -87,7 +88,8 @@ def routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HTTPRoute
     @get("/api/v1/runs", sync_to_thread=False)
     def runs(request: AnyRequest) -> Response[bytes]:
         read(request)
-        return answer(RunList(runs=[run_view(run, clock()) for run in core.runs.values()]))
+        awake = [run_view(run, clock()) for run in core.runs.values()]
+        return answer(RunList(runs=[*awake, *map(dormant_view, core.roster.dormant.values())]))
 
     @get("/api/v1/incidents", sync_to_thread=False)
     def incidents(request: AnyRequest) -> Response[bytes]:

@@ -11,6 +11,7 @@ from exporter.protocol import GpuReading, RolloutCounts, Scalar
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.recovery.record import AuditEntry, Outcome, Recovery
 from exporter.service.core import Core
+from exporter.service.snapshot import RunSummary
 from exporter.service.watch import WatchedRun
 
 
@@ -179,6 +180,31 @@ def run_view(run: WatchedRun, now: float) -> RunView:
         open_incidents=sum(1 for _ in run.book),
         open_phases=state.open_phases(now),
         signals=dict(state.signals),
+    )
+
+
+def dormant_view(it: RunSummary) -> RunView:
+    """A run that is on disk only: it has ended, or nobody has heard of it for a week."""
+    return RunView(
+        run_id=it.run_id,
+        project=it.project,
+        experiment=it.experiment,
+        trainer=it.trainer,
+        verl_version=it.verl_version,
+        attempt=it.attempt,
+        running=False,
+        step=it.step,
+        steps_this_attempt=it.steps_this_attempt,
+        steps_total=it.steps_total,
+        first_seen=it.first_seen,
+        last_push=it.last_push,
+        supervisor_heard=None,
+        ended_at=it.ended_at,
+        exit_code=it.exit_code,
+        exit_summary=it.exit_summary,
+        open_incidents=it.open_incidents,
+        open_phases={},
+        signals={},
     )
 
 

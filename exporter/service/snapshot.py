@@ -95,7 +95,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     verl_version: str = ""
     attempt: int = 0
     step: int | None = None
+    steps_this_attempt: int = 0
     steps_total: int = 0
+    open_incidents: int = 0
     first_seen: float = 0.0
     last_push: float = 0.0
     ended_at: float | None = None
@@ -120,7 +122,9 @@ def summarise(run: WatchedRun) -> bytes:
             verl_version=identity.verl_version,
             attempt=state.attempt,
             step=state.current,
+            steps_this_attempt=state.steps_this_attempt,
             steps_total=state.steps_total,
+            open_incidents=sum(1 for _ in run.book),
             first_seen=state.first_seen,
             last_push=state.last_push,
             ended_at=state.ended_at,
