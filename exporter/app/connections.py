@@ -22,9 +22,8 @@ from exporter.protocol import ErrorAnswer
 log = logging.getLogger("exporter.connections")
 
 REQUEST_SECONDS = 60.0
-"""A request has arrived in full by then, 8 MiB over a slow link included."""
+"""8 MiB over a slow link included."""
 STUCK_SECONDS = 60.0
-"""An answer that nobody reads is given up then."""
 SWEEP_SECONDS = 5.0
 HEAD_BYTES = 32 * 1024
 """Of the request line and all headers; Litestar and the routes need less than one."""
@@ -36,14 +35,27 @@ class Doorkeeper:
     Args:
         most: connections open at a time.
         reject: counts a refusal by its reason.
+        request_seconds: a request has to arrive in full within them.
+        stuck_seconds: an answer that nobody reads is given up then.
+        sweep_seconds: how often it looks.
         monotonic: seconds.
     """
 
     def __init__(
-        self, most: int, reject: Callable[[str], None], *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        most: int,
+        reject: Callable[[str], None],
+        *,
+        request_seconds: float = REQUEST_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
+        sweep_seconds: float = SWEEP_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.most = most
         self.reject = reject
+        self.request_seconds = request_seconds
+        self.stuck_seconds = stuck_seconds
+        self._sweep_seconds = sweep_seconds
         self.monotonic = monotonic
         self.open: set[GuardedProtocol] = set()
 
@@ -54,7 +66,7 @@ class Doorkeeper:
     async def sweep(self) -> None:
         """Close what takes too long, again and again until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(self._sweep_seconds)
             now = self.monotonic()
             for connection in list(self.open):
                 connection.look(now)
@@ -100,6 +112,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._too_long = True
                 self.send_400_response("")
 
+    def on_message_begin(self) -> None:
+        if self._arriving_since is None:  # it came with the end of the one before
+            self._arriving_since = self._keeper.monotonic()
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._heads += 1
@@ -130,13 +147,15 @@ class GuardedProtocol(HttpToolsProtocol):
         waiting = self.transport.get_write_buffer_size()
         if waiting == 0 or waiting != self._unread_bytes:
             self._unread_since, self._unread_bytes = (now if waiting else None), waiting
-        elif self._unread_since is not None and now - self._unread_since > STUCK_SECONDS:
+        elif self._unread_since is not None and now - self._unread_since > self._keeper.stuck_seconds:
             self._keeper.reject("unread")
             self.transport.abort()
             return
-        if self._arriving_since is not None and now - self._arriving_since > REQUEST_SECONDS:
+        since, cycle = self._arriving_since, self.cycle
+        answering = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if since is not None and not answering and now - since > self._keeper.request_seconds:
             self._arriving_since = None
-            sentence = f"The request had not arrived in full after {REQUEST_SECONDS:.0f} seconds."
+            sentence = f"The request had not arrived in full after {self._keeper.request_seconds:g} seconds."
             self._refuse(408, "too_slow", sentence)
 
     def _refuse(self, status: int, reason: str, sentence: str, *, retry_after: str = "") -> None:

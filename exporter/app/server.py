@@ -51,6 +51,7 @@ def serve(config: Config) -> None:
         cast(Any, make_app(exporter, Access(tokens))),
         http=cast(Any, keeper.protocol),
         ws="none",
+        interface="asgi3",
         log_config=None,
         access_log=False,
         server_header=False,
