@@ -7,10 +7,9 @@ gone is told from a trainer that hangs (``silent_run``).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from exporter.follow.lives import next_attempt
 from exporter.follow.parsing import Garbage, parse_jsonl
@@ -27,6 +26,14 @@ SLICE_BYTES = 1024 * 1024
 """Read at a time, so that pushing takes turns with reading."""
 
 Kind = Literal["auto", "jsonl", "console"]
+
+
+class Stop(Protocol):
+    """A ``threading.Event``, or what a test has for one."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class Follower:
         *,
         clock: Callable[[], float],
         unix: Callable[[], float],
-        stop: threading.Event,
+        stop: Stop,
         say: Callable[[str], None],
     ) -> None:
         self._tail, self._shipping, self._places, self._wanted = tail, shipping, places, wanted
