@@ -276,8 +276,11 @@ class Archive:
         return self._one("SELECT min(position) FROM journal")
 
     def last_position(self) -> int:
-        """Position of the newest entry of the journal; 0 where it is empty."""
-        return self._one("SELECT max(position) FROM journal")
+        """Position of the newest entry that was ever written, also where it is not in the journal any more."""
+        return self._one(
+            "SELECT max(coalesce((SELECT max(position) FROM journal), 0),"
+            " coalesce((SELECT value FROM journal_meta WHERE key = 'highest'), 0))"
+        )
 
     def moved_upto(self) -> int:
         """Position up to which the journal's entries were moved to the history."""
