@@ -25,6 +25,8 @@ MAX_GPUS = 8192
 FORGET_SENDER_SECONDS = 7 * 86_400.0
 """Where a run has had many senders, those that were last heard longer ago make room: nothing of theirs comes again."""
 MANY_SENDERS = 1000
+LOOK_EVERY = 256
+"""New senders, so that a run of ten thousand is not gone through ten thousand times."""
 
 Answer = Callable[[PushAnswer | Refused], None]
 
@@ -182,7 +184,7 @@ def note(run: WatchedRun, batch: Batch, at: float) -> None:
     """A batch is in the journal: remember its number, and the names of its metrics."""
     taken = run.seen.get(batch.sender.id)
     if taken is None:
-        if len(run.seen) >= MANY_SENDERS:
+        if len(run.seen) >= MANY_SENDERS and len(run.seen) % LOOK_EVERY == 0:
             run.seen = {name: one for name, one in run.seen.items() if one.heard >= at - FORGET_SENDER_SECONDS}
         taken = run.seen[batch.sender.id] = Sequences()
     taken.add(batch.seq)
