@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from exporter.detectors.base import Severity, Verdict
+from exporter.detectors.base import Forecast, Severity, Verdict
 
 State = Literal["opened", "acknowledged", "mitigating", "resolved"]
 Kind = Literal["step", "live"]
@@ -73,6 +73,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     meaning: str = ""
     advice: tuple[str, ...] = ()
+    forecast: Forecast | None = None
+    """When the signal reaches its limit, where the detector foresees it."""
     acknowledged_by: str = ""
     acknowledged_at: float | None = None
     recovery_id: str = ""
@@ -273,6 +275,7 @@ class IncidentBook:
             summary=verdict.summary,
             meaning=verdict.meaning,
             advice=verdict.advice,
+            forecast=verdict.forecast,
         )
         self._open[key] = incident
         return Change("opened", incident)
@@ -305,6 +308,7 @@ class IncidentBook:
             summary=verdict.summary,
             meaning=verdict.meaning,
             advice=verdict.advice,
+            forecast=verdict.forecast,
             clear_steps=0,
             clear_since=None,
         )

@@ -67,6 +67,7 @@ class Exposition:
         ready: whether the journal has been read; before that there is nothing to say of runs.
         sinks: figures of each sink.
         archive: figures of what moves pushes into the history; None while nothing does.
+        slice_seconds: others on the event loop get their turn after as long.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class Exposition:
         *,
         sinks: Callable[[], Sequence[SinkHealth]] = tuple,
         archive: Callable[[], ArchivistHealth | None] = lambda: None,
+        slice_seconds: float = SLICE_SECONDS,
     ) -> None:
         self._core = core
         self._clock = clock
         self._ready = ready
+        self._slice_seconds = slice_seconds
         self._health = Health(core, ingest, version, sinks, archive)
         self._series: dict[str, RunSeries] = {}
         self._recoveries = _Recoveries(core)
@@ -107,7 +110,7 @@ class Exposition:
         page = Page()
         for _ in self._fill(page):
             now = time.perf_counter()
-            if now - slice_began > SLICE_SECONDS:
+            if now - slice_began > self._slice_seconds:
                 await asyncio.sleep(0)
                 slice_began = time.perf_counter()
                 waited += slice_began - now

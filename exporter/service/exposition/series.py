@@ -7,11 +7,13 @@ that of the series that the run has, whatever the number of its steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from exporter.detectors.base import Expectation
+from exporter.detectors.base import Expectation, Verdict
+from exporter.incidents import Incident
 from exporter.protocol import GpuReading
 from exporter.recovery.record import RunState as RecoveryState
 from exporter.service.exposition import families as f
@@ -256,15 +258,17 @@ class RunSeries:
             self._put_labelled(f.FORECAST, seconds, signal)
 
     def _forecasts(self) -> dict[str, float]:
-        """Seconds to the nearest limit of each signal, out of what the detectors noted at the newest step."""
+        """Seconds to the nearest limit of each signal: of open incidents, and of what was noted at the newest step."""
         found: dict[str, float] = {}
-        for verdict in reversed(self.run.book.notes):
-            if verdict.step != self.run.state.current:
+        step = self.run.state.current
+        foreseen: list[Incident | Verdict] = [incident for incident in self.run.book if incident.last_step == step]
+        for note in reversed(self.run.book.notes):
+            if note.step != step:
                 break
-            if verdict.forecast is not None and verdict.forecast.seconds is not None:
-                found[verdict.signal] = min(
-                    verdict.forecast.seconds, found.get(verdict.signal, verdict.forecast.seconds)
-                )
+            foreseen.append(note)
+        for one in foreseen:
+            if one.forecast is not None and one.forecast.seconds is not None:
+                found[one.signal] = min(one.forecast.seconds, found.get(one.signal, math.inf))
         return found
 
     def _recovery(self, recovery: RecoveryState) -> None:
