@@ -23,7 +23,9 @@ def follow(
     ] = "",
     project: Annotated[str, typer.Option("--project", help="Default: the name of the file's folder.")] = "",
     experiment: Annotated[str, typer.Option("--experiment", help="Default: the file's name.")] = "",
-    cohort: Annotated[str, typer.Option("--cohort", help="What the run is compared within.")] = "",
+    cohort: Annotated[
+        str, typer.Option("--cohort", envvar="VERL_SENTINEL_COHORT", help="What the run is compared within.")
+    ] = "",
     kind: Annotated[Literal["auto", "jsonl", "console"], typer.Option("--kind", help="What the file holds.")] = "auto",
     from_start: Annotated[
         bool, typer.Option("--from-start/--from-end", help="Whether steps that are there already are pushed.")

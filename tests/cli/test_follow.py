@@ -16,6 +16,8 @@ from cli_process import FileLogger, FollowerProcess, cli, detail, exported, unti
 from exporter_process import ExporterProcess, running
 from test_lines_of_verl import DATA
 
+from exporter.service.history import Archive
+
 RUN = "followed"
 
 
@@ -126,6 +128,8 @@ def test_killed_at_any_moment_while_verl_logs_and_restarts_nothing_is_lost_or_co
     trainer.join()
     follower.start()
     until(lambda: total(exporter, run) >= len(wanted), lambda: follower.log)
+    kept = Archive(exporter.folder / "data").steps(run)
+    assert [(part.attempt, part.step) for part in kept] == wanted, "every line is in the journal once, in order"
     assert steps(exporter, run) == wanted
     assert exporter.metrics()[f'verl_training_steps_total{{run="{run}"}}'] == len(wanted)
     state = detail(exporter, run)["run"]
