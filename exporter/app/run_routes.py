@@ -67,19 +67,19 @@ def run_routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
     async def steps(
         request: AnyRequest,
         run_id: str,
-        form: Literal["jsonl", "csv"] = Parameter(query="format", default="jsonl"),
-        attempt: int | None = Parameter(query="attempt", default=None, ge=1, lt=MAX_INTEGER),
-        all_attempts: bool = Parameter(query="all_attempts", default=False),
+        format: Literal["jsonl", "csv"] = "jsonl",
+        attempt: int | None = Parameter(default=None, ge=1, lt=MAX_INTEGER),
+        all_attempts: bool = False,
     ) -> Stream:
         """Metrics of every step under verl's own keys, oldest first."""
         read(request)
         name = named(run_id)
         export = Export(lambda: archive.steps(name), attempt=attempt, all_attempts=all_attempts)
-        first, rest = await exports.begin(lambda: export.chunks(form))
+        first, rest = await exports.begin(lambda: export.chunks(format))
         if not export.parts and core.find(name) is None:
             await rest.aclose()
             raise no_run(name)
-        return Stream(joined(first, rest), media_type=MEDIA_TYPES[form])
+        return Stream(joined(first, rest), media_type=MEDIA_TYPES[format])
 
     @delete(RUNS_PATH + "{run_id:str}", status_code=200)
     async def forget(request: AnyRequest, run_id: str) -> Response[bytes]:
