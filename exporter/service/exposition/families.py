@@ -69,7 +69,7 @@ STEPS = _add("counter", "verl_training_steps", "Training steps logged, over all 
 STEPS_LATE = _add(
     "counter",
     "verl_training_steps_late",
-    "Parts of steps that came after a newer step or attempt, and were left out",
+    "Parts of steps that came after a newer step or attempt: judged by no detector",
     "run",
 )
 STEP_DURATION = _add("histogram", "verl_training_step_duration_seconds", "Duration of a training step", "run")
@@ -265,12 +265,12 @@ SCRAPE_DURATION = _add(
 PROCESS: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
-        _add("gauge", "process_virtual_memory_bytes", "Virtual memory size in bytes."),
-        _add("gauge", "process_resident_memory_bytes", "Resident memory size in bytes."),
-        _add("gauge", "process_start_time_seconds", "Start time of the process since unix epoch in seconds."),
-        _add("counter", "process_cpu_seconds", "Total user and system CPU time spent in seconds."),
-        _add("gauge", "process_open_fds", "Number of open file descriptors."),
-        _add("gauge", "process_max_fds", "Maximum number of open file descriptors."),
+        _add("gauge", "process_virtual_memory_bytes", "Virtual memory of the process"),
+        _add("gauge", "process_resident_memory_bytes", "Resident memory of the process"),
+        _add("gauge", "process_start_time_seconds", "Start of the process, Unix seconds"),
+        _add("counter", "process_cpu_seconds", "CPU time of the process, user and system"),
+        _add("gauge", "process_open_fds", "Open file descriptors"),
+        _add("gauge", "process_max_fds", "Most file descriptors that the process may open"),
     )
 }
 """What ``prometheus_client.ProcessCollector`` says of this process, by name."""

@@ -15,6 +15,7 @@ from operator import attrgetter
 from exporter.detectors.base import Expectation, Verdict
 from exporter.incidents import Incident
 from exporter.protocol import GpuReading
+from exporter.recovery.record import ACTIVE
 from exporter.recovery.record import RunState as RecoveryState
 from exporter.service.exposition import families as f
 from exporter.service.exposition.families import Family
@@ -276,4 +277,5 @@ class RunSeries:
         self._put(f.RECOVERY_AWAITING, int(recovery.awaiting_approval))
         self._put(f.RECOVERY_IN_PROGRESS, int(recovery.in_progress))
         for outcome, count in recovery.outcomes.items():
-            self._put_labelled(f.RECOVERIES, count, outcome)
+            if outcome not in ACTIVE:
+                self._put_labelled(f.RECOVERIES, count, outcome)
