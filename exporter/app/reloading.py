@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 
 from exporter.app.tokens import LOOK_SECONDS, LiveTokens
 from exporter.exposure import ConfigError, Tls, load_certificate, tls_context
@@ -14,14 +15,17 @@ log = logging.getLogger("exporter.tls")
 
 
 class Certificates:
-    """The server's TLS context. Raises :class:`ConfigError` where the files cannot be used at the start."""
+    """The server's TLS context.
+
+    Raises :class:`ConfigError` where the files cannot be used at the start.
+    """
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
+        self.failed: Callable[[], None] = lambda: None
+        """Called each time that changed files cannot be taken over: the certificate read before stays in use."""
         self._mark = self._look()
         self.context = tls_context(tls)
-        self.reload_failures = 0
-        """Times that changed files could not be taken over: the certificate read before stays in use."""
 
     def look(self) -> None:
         """Take changed files over, for connections that are made from now on."""
@@ -34,7 +38,7 @@ class Certificates:
             tls_context(self._tls)
             load_certificate(self.context, self._tls)
         except ConfigError as error:
-            self.reload_failures += 1
+            self.failed()
             log.error("%s The certificate that was read before stays in use.", error)
         else:
             log.info("The certificate in %s was read again", self._tls.cert_file)

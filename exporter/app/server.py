@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -45,6 +46,9 @@ def serve(config: Config) -> None:
     except ConfigError:
         listener.close()
         raise
+    tokens.failed = partial(exporter.ingest.reload_failed, "tokens")
+    if certificates is not None:
+        certificates.failed = partial(exporter.ingest.reload_failed, "certificate")
     _announce(config, listener)
     keeper = Doorkeeper(_connections(config.limits.connections), exporter.ingest.reject)
     settings = uvicorn.Config(

@@ -36,11 +36,17 @@ class LiveTokens:
     """
 
     def __init__(
-        self, sources: Tokens, environment: Mapping[str, str], *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        sources: Tokens,
+        environment: Mapping[str, str],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sources = {scope: tuple(getattr(sources, scope)) for scope in SCOPES}
         self._environment = environment
         self._monotonic = monotonic
+        self.failed: Callable[[], None] = lambda: None
+        """Called each time that changed files cannot be taken over: the tokens read before stay in force."""
         self._files = {
             scope: tuple(source.file for source in found if source.file is not None)
             for scope, found in self._sources.items()
@@ -51,8 +57,6 @@ class LiveTokens:
         self._looked = monotonic()
         self.reloads = 0
         """Times that changed files were taken over."""
-        self.reload_failures = 0
-        """Times that a changed file could not be: the tokens read before stay in force."""
         self._errors: dict[str, str] = {}
 
     @property
@@ -89,7 +93,7 @@ class LiveTokens:
         try:
             found = self._read(scope)
         except ConfigError as error:
-            self.reload_failures += 1
+            self.failed()
             self._errors[scope] = f"{error} The tokens that were read before stay in force."
             log.error("%s", self._errors[scope])
             return

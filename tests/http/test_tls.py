@@ -62,6 +62,7 @@ def test_a_push_over_tls_and_a_certificate_that_is_changed_while_it_runs(tmp_pat
         os.kill(exporter.pid, signal.SIGHUP)
         wait_for(lambda: "read before stays in use" in exporter.log, exporter)
         assert serial(exporter, context) == 1001
+        assert exporter.metrics()['verl_sentinel_reload_failures_total{what="certificate"}'] == 1
         shutil.copy(key, tmp_path / "key.pem")
         wait_for(lambda: serial(exporter, context) == 1002, exporter)
         assert exporter.post(PUSH, encode(batch(seq=2))).status == 200

@@ -210,6 +210,12 @@ BATCHES = _add(
 INGESTED_STEPS = _add("counter", "verl_sentinel_ingested_steps", "Steps, or parts of steps, in accepted pushes")
 INGESTED_SAMPLES = _add("counter", "verl_sentinel_ingested_samples", "Metric values in the steps of accepted pushes")
 REJECTED = _add("counter", "verl_sentinel_rejected", "Requests refused, by reason", "reason")
+RELOAD_FAILURES = _add(
+    "counter",
+    "verl_sentinel_reload_failures",
+    "Times that a changed token file or certificate could not be taken over: what was read before stays in force",
+    "what",
+)
 PUSH_DURATION = _add("summary", "verl_sentinel_push_duration_seconds", "From the arrival of a push to its answer")
 JOURNAL_QUEUE = _add("gauge", "verl_sentinel_journal_queue_entries", "Entries that wait to be written to the journal")
 JOURNAL_ENTRIES = _add("counter", "verl_sentinel_journal_entries", "Entries written to the journal since the start")

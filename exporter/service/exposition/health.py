@@ -59,6 +59,8 @@ def put_health(page: Page, health: Health, *, runs: int, ready: bool) -> None:
     page.put(f.INGESTED_SAMPLES, core.intake.samples)
     for reason, count in sorted(ingest.rejected.items()):
         page.put(f.REJECTED, count, reason)
+    for what, count in ingest.reload_failures.items():
+        page.put(f.RELOAD_FAILURES, count, what)
     page.summary(f.PUSH_DURATION, ingest.answered, ingest.seconds)
     page.put(f.JOURNAL_ERROR, int(bool(core.journal_error)))
     page.put(f.JOURNAL_UNREADABLE, core.unreadable_entries)
