@@ -29,7 +29,7 @@ def print_summary(answer: Mapping[str, Any], *, everything: bool) -> None:
     _checkpoints(answer["checkpoints"], everything)
     _incidents(answer["incidents"], everything)
     _signals(run)
-    _goodput(answer)
+    _goodput(answer.get("goodput"))
     _config(answer["config"], everything)
 
 
@@ -82,11 +82,12 @@ def _checkpoints(checkpoints: list[dict[str, Any]], everything: bool) -> None:
             str(it["attempt"]),
             "yes" if it["verified"] else "no",
             ago(it["saved_at"]),
-            it["path"] + (f" ({it['reason']})" if it["reason"] else ""),
+            it["path"],
+            it["reason"],
         )
         for it in _newest(checkpoints, everything)
     ]
-    show_rows(("step", "attempt", "verified", "saved", "path"), rows)
+    show_rows(("step", "attempt", "verified", "saved", "path", "why not"), rows)
 
 
 def _incidents(incidents: list[dict[str, Any]], everything: bool) -> None:
@@ -117,18 +118,13 @@ def _signals(run: Mapping[str, Any]) -> None:
     show_rows(("signal", "value", "unit"), rows)
 
 
-def _goodput(answer: Mapping[str, Any]) -> None:
-    goodput = answer.get("goodput") or answer["run"].get("goodput")
-    if not isinstance(goodput, Mapping):
+def _goodput(goodput: Mapping[str, float] | None) -> None:
+    if not goodput or not sum(goodput.values()):
         return
-    rows = [
-        (name.replace("_", " "), lasting(float(seconds)) if "seconds" in name else shown_number(seconds))
-        for name, seconds in goodput.items()
-        if isinstance(seconds, (int, float, str))
-    ]
-    if rows:
-        typer.echo("\nGoodput")
-        show_rows(("time", "how much"), rows)
+    whole = sum(goodput.values())
+    typer.echo("\nWhere the time went")
+    rows = [(name, f"{seconds / whole:.1%}", lasting(seconds)) for name, seconds in goodput.items()]
+    show_rows(("time", "share", "how much"), rows)
 
 
 def _config(config: Mapping[str, Any], everything: bool) -> None:

@@ -42,7 +42,7 @@ def show_rows(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, none
         width = max([len(column), *(Text(clean(row[index])).cell_len for row in rows)])
         table.add_column(column, no_wrap=True, min_width=width)
         whole += width + 2
-    table.add_column(columns[-1])
+    table.add_column(columns[-1], overflow="fold")
     for row in rows:
         table.add_row(*(Text(clean(cell)) for cell in row))  # as text: what senders named is no markup
     console = Console()
