@@ -51,7 +51,7 @@ def bounded(limits: Limits) -> Schemas:
         "Run": {
             "run_id": name,
             "attempt": counted,
-            **dict.fromkeys(("project", "experiment", "trainer", "verl_version"), maybe),
+            **dict.fromkeys(("project", "experiment", "trainer", "verl_version", "cohort"), maybe),
         },
         "Sender": {"id": name},
         "Step": {
@@ -59,7 +59,6 @@ def bounded(limits: Limits) -> Schemas:
             "metrics": {
                 "maxProperties": limits.metrics_per_step,
                 "propertyNames": {"maxLength": limits.name_length},
-                "additionalProperties": {"$ref": _REF.format(name="Number")},
             },
         },
         "OpenPhase": {"name": name, "seconds": seconds},

@@ -119,7 +119,7 @@ def check(batch: Batch, limits: Limits) -> None:
     check_protocol(batch.protocol)
     name(batch.run.run_id, "$.run.run_id", limits)
     name(batch.sender.id, "$.sender.id", limits)
-    for field in ("project", "experiment", "trainer", "verl_version"):
+    for field in ("project", "experiment", "trainer", "verl_version", "cohort"):
         name(getattr(batch.run, field), f"$.run.{field}", limits, empty=True)
     _integer(batch.run.attempt, "$.run.attempt", least=1)
     _integer(batch.seq, "$.seq", least=1)

@@ -118,7 +118,7 @@ class ExporterProcess:
 
     def metrics(self) -> dict[str, float]:
         """Every sample by its text up to the value."""
-        lines = self.get("/metrics").body.decode().splitlines()
+        lines = self.get("/metrics").body.decode().rstrip("\n").split("\n")
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 

@@ -99,7 +99,7 @@ def test_what_the_document_says_can_be_pushed_is_taken(case: schemathesis.Case) 
         check(decode(json.dumps(case.body).encode(), JSON), Limits())
     except Refused as refused:
         why_not = refused.message
-    allowed = ("64 bits", "cannot be printed", "Expected `int`, got `float`")
+    allowed = ("64 bits", "cannot be printed", "got `float`")
     assert not why_not or any(words in why_not for words in allowed)
 
 
