@@ -27,7 +27,7 @@ def exporter() -> None:
     try:
         from exporter.cli import COMMANDS, main
 
-        if not (sys.argv[1:] and (sys.argv[1] in COMMANDS or sys.argv[1] in ("--help", "-h"))):
+        if not (sys.argv[1:] and (sys.argv[1] in COMMANDS or sys.argv[1] in ("--help", "-h", "--version"))):
             sys.argv.insert(1, "serve")
         main()
     except ModuleNotFoundError as error:
