@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,3 +227,10 @@ def test_the_version_is_told(exporter: ExporterProcess) -> None:
 
     assert cli(None, "--version") == (0, f"verl-sentinel {version('verl-sentinel')}\n")
     assert cli_bytes(None, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--version"], ["runs", "--help"]])
+def test_the_module_takes_the_same_commands_as_the_program(words: list[str]) -> None:
+    command, environment = [sys.executable, "-m", "exporter", *words], {**os.environ, "COLUMNS": "300"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    assert result.stdout == cli(None, *words)[1]
