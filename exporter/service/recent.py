@@ -1,7 +1,7 @@
 """The newest steps of a run with their signals, in little memory. Part of the run's state; shown by the API.
 
-One column of doubles for each signal and not one dict for each step: a thousand runs with 60 signals each hold 15
-million numbers here, which as Python objects in dicts would be a gigabyte and in columns are an eighth of that.
+One table of doubles and not one dict for each step: a thousand runs with 60 signals each hold 15 million numbers here,
+which as Python objects in dicts would be a gigabyte and in tables are an eighth of that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECENT_STEPS = 256
 _pack = struct.Struct("<d").pack
 _ABSENT_BITS = struct.pack("<Q", 0x7FF8_5665_726C_0001)
 _ABSENT: float = struct.unpack("<d", _ABSENT_BITS)[0]
-"""In a column: the step did not have the signal. A NaN of its own, told by its bits from the NaN that a step has."""
+"""In a row: the step did not have the signal. A NaN of its own, told by its bits from the NaN that a step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,28 @@ class RecentSteps:
     [(7, {'loss': 0.5}), (8, {'loss': 0.25, 'kl': nan})]
     """
 
-    __slots__ = ("attempts", "columns", "oldest", "steps", "times")
+    __slots__ = ("attempts", "names", "oldest", "steps", "times", "values")
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
         self.attempts: array[int] = array("q")
         self.times: array[float] = array("d")
-        self.columns: dict[str, array[float]] = {}
-        """Signal to values, one for each step; a signal that appears later is filled up with "absent" before."""
+        self.names: dict[str, int] = {}
+        """Every signal that a step has had, and its place in a row."""
+        self.values: array[float] = array("d")
+        """One row for each step, each as long as ``names``; behind them, room for more rows."""
         self.oldest = 0
-        """Slot of the oldest step, which the next one replaces when the ring is full."""
+        """Row of the oldest step, which the next one replaces when the ring is full."""
 
     def state_dict(self) -> dict[str, Any]:
         """All of it as plain data, for a snapshot; the numbers as bytes of the machine's own order."""
+        used = len(self.steps) * len(self.names)
         return {
             "steps": self.steps.tobytes(),
             "attempts": self.attempts.tobytes(),
             "times": self.times.tobytes(),
-            "columns": {name: column.tobytes() for name, column in self.columns.items()},
+            "names": list(self.names),
+            "values": self.values[:used].tobytes(),
             "oldest": self.oldest,
         }
 
@@ -76,7 +80,8 @@ class RecentSteps:
         """Take over what :meth:`state_dict` gave."""
         self.steps, self.attempts = array("q", state["steps"]), array("q", state["attempts"])
         self.times = array("d", state["times"])
-        self.columns = {name: array("d", column) for name, column in state["columns"].items()}
+        self.names = {name: place for place, name in enumerate(state["names"])}
+        self.values = array("d", state["values"])
         self.oldest = state["oldest"]
 
     def __len__(self) -> int:
@@ -84,39 +89,50 @@ class RecentSteps:
 
     def __iter__(self) -> Iterator[RecentStep]:
         """Every step, oldest first."""
-        size = len(self.steps)
+        size, width = len(self.steps), len(self.names)
         for number in range(size):
-            slot = (self.oldest + number) % size
-            signals = {
-                name: value
-                for name, column in self.columns.items()
-                if not isnan(value := column[slot]) or _pack(value) != _ABSENT_BITS
-            }
-            yield RecentStep(self.steps[slot], self.attempts[slot], self.times[slot], signals)
+            row = (self.oldest + number) % size
+            values = zip(self.names, self.values[row * width : (row + 1) * width], strict=True)
+            signals = {name: value for name, value in values if not isnan(value) or _pack(value) != _ABSENT_BITS}
+            yield RecentStep(self.steps[row], self.attempts[row], self.times[row], signals)
 
     def append(self, step: int, attempt: int, at: float, signals: Mapping[str, float]) -> None:
         """Take the next step; the oldest leaves when there are :data:`RECENT_STEPS`."""
-        if len(self.steps) < RECENT_STEPS:
+        self._know(signals)
+        row = len(self.steps)
+        if row < RECENT_STEPS:
             self.steps.append(step)
             self.attempts.append(attempt)
             self.times.append(at)
-            for column in self.columns.values():
-                column.append(_ABSENT)
         else:
-            slot = self.oldest
-            self.steps[slot], self.attempts[slot], self.times[slot] = step, attempt, at
-            self.oldest = (slot + 1) % RECENT_STEPS
-            for name, column in self.columns.items():
-                if name not in signals:
-                    column[slot] = _ABSENT
-        self.update_last(signals)
+            row = self.oldest
+            self.steps[row], self.attempts[row], self.times[row] = step, attempt, at
+            self.oldest = (row + 1) % RECENT_STEPS
+        width, get = len(self.names), signals.get
+        values = array("d", [_ABSENT if (v := get(name)) is None else nan if isnan(v) else v for name in self.names])
+        if (row + 1) * width > len(self.values):
+            # In few and large strides: thousands of arrays that grow by a little tear holes into memory.
+            rows = min(RECENT_STEPS, max(8, 4 * row))
+            self.values = self.values[: row * width] + array("d", bytes(8 * width * (rows - row)))
+        self.values[row * width : (row + 1) * width] = values
 
     def update_last(self, signals: Mapping[str, float]) -> None:
         """Add what a later part of the newest step brings, in place of what the step had; nothing without a step."""
         if not self.steps:
             return
-        slot, columns = (self.oldest - 1) % len(self.steps), self.columns
+        self._know(signals)
+        first = (self.oldest - 1) % len(self.steps) * len(self.names)
         for name, value in signals.items():
-            if name not in columns:
-                columns[name] = array("d", [_ABSENT]) * len(self.steps)
-            columns[name][slot] = nan if isnan(value) else value
+            # For every NaN the one NaN that does not stand for "absent".
+            self.values[first + self.names[name]] = nan if isnan(value) else value
+
+    def _know(self, signals: Mapping[str, float]) -> None:
+        """Lay the rows out anew where a signal is the first of its name: the steps before did not have it."""
+        new = signals.keys() - self.names.keys()
+        if not new:
+            return
+        width = len(self.names)
+        absent = array("d", [_ABSENT]) * len(new)
+        rows = [self.values[row * width : (row + 1) * width] + absent for row in range(len(self.steps))]
+        self.names.update((name, width + number) for number, name in enumerate(n for n in signals if n in new))
+        self.values = array("d", b"".join(row.tobytes() for row in rows))
