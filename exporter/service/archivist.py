@@ -22,10 +22,8 @@ from exporter.service.repair import check_structure
 
 log = logging.getLogger("exporter.archivist")
 
-MOVE_BYTES = 16 * 1024 * 1024
-"""Most bytes that are read, compressed and moved in one go."""
-
 MOVE_ENTRIES = 20_000
+"""Most entries that are read, compressed and moved in one go; fewer where they are large."""
 DELETE_SLICE = 2000
 """Positions that are deleted in one transaction: the ingest waits for as long."""
 
@@ -133,14 +131,7 @@ class Archivist:
             done = last
 
     def _next(self, after: int, upto: int) -> list[Entry]:
-        found: list[Entry] = []
-        size = 0
-        for entry in self._archive.entries(after, MOVE_ENTRIES):
-            if entry.position > upto or size > MOVE_BYTES:
-                break
-            found.append(entry)
-            size += len(entry.body)
-        return found
+        return [entry for entry in self._archive.entries(after, MOVE_ENTRIES) if entry.position <= upto]
 
     async def _delete(self, after: int, upto: int, *, batches: bool) -> None:
         for start in range(after, upto, DELETE_SLICE):

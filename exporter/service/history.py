@@ -33,6 +33,8 @@ FILE_NAME = "history.sqlite3"
 LEVEL = 3
 GIB = 1024**3
 MIB = 1024**2
+SLICE_BYTES = 4 * MIB
+"""Pushes that are read at a time."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -225,38 +227,47 @@ class Archive:
 
         Raises :class:`JournalUnavailable` where a file cannot be read.
         """
-        # The journal is read first: what is moved to the history from here on is then seen twice, never missed, and
-        # `upto` tells which of the two to leave out.
-        with _reader(self._journal) as journal:
-            recent = list(read_entries(journal, self._journal, 0, run_id=run_id))
-        upto = 0
-        if self._history.exists():
-            with _reader(self._history) as history:
-                history.execute("BEGIN")
-                upto = _upto(history)
-                yield from self._archived(history, run_id)
-        for entry in recent:
-            if entry.position > upto:
+        at = 0
+        while True:
+            moved = self.moved_upto()
+            if moved > at:
+                yield from self._archived(run_id, at, moved)
+                at = moved
+            with _reader(self._journal) as journal:
+                found = _bounded(read_entries(journal, self._journal, at, run_id=run_id), SLICE_BYTES)
+            if self.moved_upto() > at:
+                continue  # what was moved meanwhile is missing here; it is in the history now
+            if not found:
+                return
+            for entry in found:
                 try:
                     yield from _steps_of(entry.body, entry.at)
                 except msgspec.DecodeError as error:
                     raise damaged(self._journal, f"entry {entry.position}: {error}") from error
+            at = found[-1].position
 
-    def _archived(self, history: sqlite3.Connection, run_id: str) -> Iterator[ArchivedStep]:
-        query = "SELECT number, body, crc FROM blocks WHERE run_id = ? ORDER BY last_position"
-        try:
-            for block, body, crc in history.execute(query, (run_id,)):
-                if zlib.crc32(body) != crc:
-                    raise damaged(self._history, f"block {block} does not match its checksum")
-                for packed in _packed.decode(zstd.decompress(body)):
-                    yield from _steps_of(packed.body, packed.at)
-        except (sqlite3.Error, zstd.ZstdError, msgspec.DecodeError) as error:
-            raise unreadable(self._history, error) from error
+    def _archived(self, run_id: str, after: int, upto: int) -> Iterator[ArchivedStep]:
+        with _reader(self._history) as history:
+            try:
+                query = (
+                    "SELECT number, body, crc FROM blocks WHERE run_id = ? AND last_position > ? ORDER BY last_position"
+                )
+                for block, body, crc in history.execute(query, (run_id, after)):
+                    if zlib.crc32(body) != crc:
+                        raise damaged(self._history, f"block {block} does not match its checksum")
+                    for packed in _packed.decode(zstd.decompress(body)):
+                        if after < packed.position <= upto:
+                            yield from _steps_of(packed.body, packed.at)
+            except sqlite3.Error as error:
+                raise unreadable(self._history, error) from error
+            except (zstd.ZstdError, msgspec.DecodeError) as error:
+                raise damaged(self._history, str(error)) from error
 
-    def entries(self, after: int, limit: int) -> list[Entry]:
-        """Entries of the journal with a position above ``after``, in order, at most ``limit``."""
+    def entries(self, after: int, limit: int, most_bytes: int = SLICE_BYTES) -> list[Entry]:
+        """Entries of the journal with a position above ``after``, in order: at most ``limit``, and no more of them than
+        have ``most_bytes`` together, but one in any case."""
         with _reader(self._journal) as journal:
-            return list(read_entries(journal, self._journal, after, limit=limit))
+            return _bounded(read_entries(journal, self._journal, after, limit=limit), most_bytes)
 
     def snapshot(self, run_id: str) -> Snapshot | None:
         """The snapshot of a run."""
@@ -302,6 +313,17 @@ class Archive:
                 return int(journal.execute(query).fetchone()[0] or 0)
             except sqlite3.Error as error:
                 raise unreadable(self._journal, error) from error
+
+
+def _bounded(entries: Iterator[Entry], most_bytes: int) -> list[Entry]:
+    found: list[Entry] = []
+    size = 0
+    for entry in entries:
+        size += len(entry.body)
+        if found and size > most_bytes:
+            break
+        found.append(entry)
+    return found
 
 
 @contextlib.contextmanager
