@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -107,7 +108,9 @@ def test_only_so_many_exports_run_at_a_time_and_one_that_ends_makes_room() -> No
         while len(closed) < MOST_EXPORTS + 1:
             await asyncio.sleep(0.01)
 
+    usual = sys.getswitchinterval()
     asyncio.run(asyncio.wait_for(check(), 30))
+    assert sys.getswitchinterval() == usual, "as it was, when no export runs any more"
     assert closed == ["its thread"] * (MOST_EXPORTS + 1)
 
 
