@@ -82,7 +82,8 @@ def test_labels_that_come_and_go_leave_no_memory_behind(scene: Scene) -> None:
         late = held()
     finally:
         tracemalloc.stop()
-    assert late < 1.5 * early
+    # What is dropped is dropped now and then; kept for ever, these 450 rounds would be half a megabyte.
+    assert late < early + 60_000
 
 
 def test_the_cache_of_a_run_that_left_is_dropped(scene: Scene) -> None:

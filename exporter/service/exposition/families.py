@@ -25,18 +25,15 @@ class Family:
     labels: tuple[str, ...]
     order: int
     """Place on the page."""
-
-    @property
-    def sample(self) -> str:
-        """The name of its samples, where it has samples of one name."""
-        return self.name + _ENDINGS.get(self.kind, "")
+    sample: str
+    """The name of its samples, where these have one name; also that by which the documentation knows it."""
 
 
 _families: list[Family] = []
 
 
 def _add(kind: Kind, name: str, text: str, *labels: str) -> Family:
-    family = Family(kind, name, text, labels, len(_families))
+    family = Family(kind, name, text, labels, len(_families), name + _ENDINGS.get(kind, ""))
     _families.append(family)
     return family
 

@@ -1,15 +1,14 @@
-"""The series of one run: a cache of what stands before each value, and the lines of a scrape. Used by the exposition.
+"""The series of one run: its label sets, made once, and its lines of a scrape. Used by the exposition.
 
-A scrape formats values and nothing else: names and escaped labels are made once and kept with the run. What changes
-once a step or once a reading (what a detector expects, a histogram, a GPU) keeps its lines until it does. The work is
-that of the series that the run has, whatever the number of its steps.
+A scrape formats values and nothing else: a label set is escaped once, kept with the run, and shared by all metrics that
+have it. What changes once a step or once a reading (what a detector expects, a histogram, a phase, a GPU) keeps its
+lines until it does. The work is that of the series that the run has, whatever the number of its steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from exporter.detectors.base import Expectation, Verdict
@@ -19,7 +18,7 @@ from exporter.recovery.record import ACTIVE
 from exporter.recovery.record import RunState as RecoveryState
 from exporter.service.exposition import families as f
 from exporter.service.exposition.families import Family
-from exporter.service.exposition.text import Page, histogram, histogram_prefixes, number, numbers, pairs, prefix
+from exporter.service.exposition.text import Page, histogram, label_set, number, numbers, summary
 from exporter.service.state import DURATION_BUCKETS
 from exporter.service.watch import WatchedRun
 
@@ -28,25 +27,10 @@ STALE_READING_SECONDS = 120.0
 
 _OUTCOMES = ("succeeded", "failed", "cancelled")
 _BAND = (f.EXPECTED, f.LOWER, f.UPPER)
-_GPU = (*f.GPU_READINGS.values(), f.GPU_LOST)
+_SIGNALS = {signal: (family.order, family.sample) for signal, family in f.SIGNALS.items()}
+_GPU = tuple((family.order, family.sample) for family in (*f.GPU_READINGS.values(), f.GPU_LOST))
 _GPU_VALUES = attrgetter(*f.GPU_READINGS)
-_SPARE_PREFIXES = 64
-
-
-@dataclass(slots=True)
-class _PhaseLines:
-    """The two lines of one phase, kept until another duration is added."""
-
-    before_count: str
-    before_sum: str
-    count: int = 0
-    lines: str = ""
-
-    def text(self, count: int, seconds: float) -> str:
-        if count != self.count:
-            self.count = count
-            self.lines = f"{self.before_count}{count}\n{self.before_sum}{number(seconds)}\n"
-        return self.lines
+_SPARE_LABEL_SETS = 64
 
 
 class RunSeries:
@@ -58,22 +42,15 @@ class RunSeries:
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
-        self._run_label = pairs(("run",), (run.state.run_id,))
-        self._prefixes: dict[Family, str] = {}
-        self._labelled: dict[tuple[Family, tuple[str, ...]], str] = {}
+        self._of_run = label_set(("run",), (run.state.run_id,))
+        self._label_sets: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         self._used = 0
-        """Of ``_labelled`` in this scrape."""
-        self._signals: dict[str, tuple[int, str]] = {
-            signal: (family.order, prefix(family.sample, self._run_label)) for signal, family in f.SIGNALS.items()
-        }
-        self._duration_prefixes = histogram_prefixes(f.STEP_DURATION, self._run_label, DURATION_BUCKETS)
+        """Of ``_label_sets`` in this scrape."""
+        # Lines that are kept, each beside that of which they were made.
         self._durations: tuple[list[int], float, str] = ([], 0.0, "")
-        self._expected: tuple[object, list[tuple[int, str]]] = (None, [])
-        self._band_prefixes: dict[str, list[tuple[int, str]]] = {}
-        # As many phases as the run's totals have, which are bounded.
-        self._phase_lines: dict[str, _PhaseLines] = {}
+        self._expected: tuple[object, tuple[str, ...]] = (None, ())
+        self._phase_lines: dict[str, tuple[int, str]] = {}
         self._gpu_lines: dict[tuple[str, int], tuple[GpuReading, list[tuple[int, str]]]] = {}
-        self._gpu_prefixes: dict[tuple[str, int, str], list[tuple[int, str]]] = {}
         expecting = (getattr(detector, "expected", None) for detector in run.detectors.step)
         self._expecting: list[Callable[[], Mapping[str, Expectation]]] = [ask for ask in expecting if ask is not None]
 
@@ -92,27 +69,26 @@ class RunSeries:
         self._incidents()
         if recovery is not None:
             self._recovery(recovery)
-        if len(self._labelled) > 2 * self._used + _SPARE_PREFIXES:
+        used = self._used + len(self._gpu_lines) + len(self._phase_lines)
+        if len(self._label_sets) > 2 * used + _SPARE_LABEL_SETS:
             # GPUs, phases and incidents come and go; what is left of them must not grow with the time.
-            self._labelled.clear()
+            self._label_sets.clear()
 
     def _put(self, family: Family, value: float) -> None:
         """A series that has the label ``run`` only."""
-        before = self._prefixes.get(family)
-        if before is None:
-            before = self._prefixes[family] = prefix(family.sample, self._run_label)
-        self._lines[family.order].append(f"{before}{number(value)}\n")
+        self._lines[family.order].append(f"{family.sample}{self._of_run}{number(value)}\n")
 
     def _put_labelled(self, family: Family, value: float, *values: str) -> None:
         """A series with labels besides ``run``; ``values`` are theirs."""
-        self._used += 1
-        before = self._labelled.get((family, values))
-        if before is None:
-            before = self._labelled[family, values] = self._prefix(family, values)
-        self._lines[family.order].append(f"{before}{number(value)}\n")
+        self._lines[family.order].append(f"{family.sample}{self._labels(family, values)}{number(value)}\n")
 
-    def _prefix(self, family: Family, values: Sequence[str]) -> str:
-        return prefix(family.sample, f"{self._run_label},{pairs(family.labels[1:], values)}")
+    def _labels(self, family: Family, values: tuple[str, ...]) -> str:
+        self._used += 1
+        known = self._label_sets.get((family.labels, values))
+        if known is None:
+            known = label_set(family.labels, (self.run.state.run_id, *values))
+            self._label_sets[family.labels, values] = known
+        return known
 
     def _about(self) -> None:
         state = self.run.state
@@ -134,16 +110,17 @@ class RunSeries:
             self._put(f.STEP, state.current)
         lines, places, values = self._lines, [], []
         for signal, value in state.signals.items():
-            place = self._signals.get(signal)
+            place = _SIGNALS.get(signal)
             if place is not None:
                 places.append(place)
                 values.append(value)
-        for (order, before), text in zip(places, numbers(values), strict=True):
-            lines[order].append(f"{before}{text}\n")
+        of_run = self._of_run
+        for (order, name), text in zip(places, numbers(values), strict=True):
+            lines[order].append(f"{name}{of_run}{text}\n")
         counts, total = state.durations.counts, state.durations.total
         known_counts, known_total, text = self._durations
         if counts != known_counts or total != known_total:
-            text = histogram(self._duration_prefixes, counts, total) if any(counts) else ""
+            text = histogram(f.STEP_DURATION, of_run, DURATION_BUCKETS, counts, total) if any(counts) else ""
             self._durations = (list(counts), total, text)
         if text:
             lines[f.STEP_DURATION.order].append(text)
@@ -159,32 +136,28 @@ class RunSeries:
             for ask in self._expecting:
                 found = {**ask(), **found}
             self._expected = (seen, self._band({s: e for s, e in found.items() if s in state.signals}))
-        for order, line in self._expected[1]:
-            self._lines[order].append(line)
+        for family, lines in zip(_BAND, self._expected[1], strict=False):
+            self._lines[family.order].append(lines)
 
-    def _band(self, found: Mapping[str, Expectation]) -> list[tuple[int, str]]:
-        """The lines of what is expected."""
-        befores: list[tuple[int, str]] = []
-        for signal in found:
-            if signal not in self._band_prefixes:
-                # Detectors watch a fixed list of signals, so this stays as small as that.
-                self._band_prefixes[signal] = [(family.order, self._prefix(family, (signal,))) for family in _BAND]
-            befores += self._band_prefixes[signal]
-        texts = numbers([value for expectation in found.values() for value in expectation])
-        return [(order, f"{before}{text}\n") for (order, before), text in zip(befores, texts, strict=True)]
+    def _band(self, found: Mapping[str, Expectation]) -> tuple[str, ...]:
+        """What is expected: the lines of each of the three metrics."""
+        labels = [self._labels(f.EXPECTED, (signal,)) for signal in found]
+        return tuple(
+            "".join(f"{family.sample}{of}{text}\n" for of, text in zip(labels, numbers(values), strict=True))
+            for family, values in zip(_BAND, zip(*found.values(), strict=True), strict=False)
+        )
 
     def _phases(self, now: float) -> None:
         for phase, age in self.run.state.open_phases(now).items():
             self._put_labelled(f.PHASE_OPEN, age, phase)
         durations = self._lines[f.PHASE_DURATION.order]
         for phase, total in self.run.state.phase_times.totals.items():
-            known = self._phase_lines.get(phase)
-            if known is None:
-                labels = f"{self._run_label},{pairs(('phase',), (phase,))}"
-                name = f.PHASE_DURATION.name
-                known = _PhaseLines(prefix(f"{name}_count", labels), prefix(f"{name}_sum", labels))
-                self._phase_lines[phase] = known
-            durations.append(known.text(total.count, total.seconds))
+            # As many as the totals of the run, which are bounded.
+            count, lines = self._phase_lines.get(phase, (0, ""))
+            if count != total.count:
+                lines = summary(f.PHASE_DURATION, self._labels(f.PHASE_DURATION, (phase,)), total.count, total.seconds)
+                self._phase_lines[phase] = (total.count, lines)
+            durations.append(lines)
 
     def _time(self) -> None:
         goodput = self.run.state.goodput
@@ -221,19 +194,11 @@ class RunSeries:
 
     def _gpu(self, gpu: GpuReading) -> list[tuple[int, str]]:
         """The lines of one reading; a value that the GPU does not support is absent."""
-        where = (gpu.node, gpu.index, gpu.uuid)
-        befores = self._gpu_prefixes.get(where)
-        if befores is None:
-            if len(self._gpu_prefixes) > 2 * len(self.run.state.gpus):
-                self._gpu_prefixes.clear()
-            values = (gpu.node, str(gpu.index), gpu.uuid)
-            befores = [(family.order, self._prefix(family, values)) for family in _GPU]
-            self._gpu_prefixes[where] = befores
+        labels = self._labels(f.GPU_LOST, (gpu.node, str(gpu.index), gpu.uuid))
         read = (*_GPU_VALUES(gpu), int(gpu.lost))
-        if None in read:
-            befores = [before for before, value in zip(befores, read, strict=True) if value is not None]
+        names = [name for name, value in zip(_GPU, read, strict=True) if value is not None] if None in read else _GPU
         texts = numbers([value for value in read if value is not None])
-        return [(order, f"{before}{text}\n") for (order, before), text in zip(befores, texts, strict=True)]
+        return [(order, f"{name}{labels}{text}\n") for (order, name), text in zip(names, texts, strict=True)]
 
     def _checkpoints_and_hooks(self) -> None:
         state = self.run.state

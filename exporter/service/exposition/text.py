@@ -61,14 +61,14 @@ def escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def pairs(names: Sequence[str], values: Iterable[str]) -> str:
-    """Labels without the braces: ``run="a",phase="gen"``."""
-    return ",".join(f'{name}="{escaped(value)}"' for name, value in zip(names, values, strict=True))
+def label_set(names: Sequence[str], values: Iterable[str]) -> str:
+    """The labels of a sample, as they stand between its name and its value; with the blank behind them.
 
-
-def prefix(sample: str, labels: str) -> str:
-    """What stands before the value of a sample."""
-    return f"{sample}{{{labels}}} " if labels else f"{sample} "
+    >>> label_set(("run", "phase"), ("a", "gen"))
+    '{run="a",phase="gen"} '
+    """
+    pairs = ",".join(f'{name}="{escaped(value)}"' for name, value in zip(names, values, strict=True))
+    return f"{{{pairs}}} " if pairs else " "
 
 
 def bound(value: float) -> str:
@@ -80,24 +80,23 @@ def bound(value: float) -> str:
     return "+Inf" if value == math.inf else repr(float(value))
 
 
-def histogram(prefixes: Sequence[str], counts: Sequence[int], total: float) -> str:
+def histogram(family: Family, labels: str, bounds: Iterable[float], counts: Sequence[int], total: float) -> str:
     """All lines of one histogram: its buckets, which add up, its count and its sum.
 
-    ``prefixes`` are those of :func:`histogram_prefixes`, ``counts`` of the single buckets.
+    ``labels`` is a :func:`label_set`; ``counts`` are those of the single buckets, one more than there are bounds.
     """
+    before = f"{family.name}_bucket{labels[:-2]}," if labels != " " else f"{family.name}_bucket{{"
     lines, running = [], 0
-    for before, count in zip(prefixes, counts, strict=False):
+    for value, count in zip((*bounds, math.inf), counts, strict=True):
         running += count
-        lines.append(f"{before}{running}\n")
-    lines.append(f"{prefixes[-2]}{running}\n{prefixes[-1]}{number(total)}\n")
+        lines.append(f'{before}le="{bound(value)}"}} {running}\n')
+    lines.append(f"{family.name}_count{labels}{running}\n{family.name}_sum{labels}{number(total)}\n")
     return "".join(lines)
 
 
-def histogram_prefixes(family: Family, labels: str, bounds: Iterable[float]) -> tuple[str, ...]:
-    """Prefixes of the buckets, of the count and of the sum. ``labels`` as :func:`pairs` gives them."""
-    comma = "," if labels else ""
-    buckets = [f'{family.name}_bucket{{{labels}{comma}le="{bound(value)}"}} ' for value in (*bounds, math.inf)]
-    return (*buckets, prefix(f"{family.name}_count", labels), prefix(f"{family.name}_sum", labels))
+def summary(family: Family, labels: str, count: int, total: float) -> str:
+    """Both lines of one summary; ``labels`` is a :func:`label_set`."""
+    return f"{family.name}_count{labels}{count}\n{family.name}_sum{labels}{number(total)}\n"
 
 
 class Page:
@@ -118,17 +117,14 @@ class Page:
 
     def put(self, family: Family, value: float, *values: str) -> None:
         """One sample of a family that is no histogram and no summary; ``values`` of its labels, in their order."""
-        before = prefix(family.sample, pairs(family.labels, values))
-        self.lines[family.order].append(f"{before}{number(value)}\n")
+        self.lines[family.order].append(f"{family.sample}{label_set(family.labels, values)}{number(value)}\n")
 
     def summary(self, family: Family, count: int, total: float, *values: str) -> None:
-        labels = pairs(family.labels, values)
-        count_line = f"{prefix(f'{family.name}_count', labels)}{count}\n"
-        self.lines[family.order].append(f"{count_line}{prefix(f'{family.name}_sum', labels)}{number(total)}\n")
+        self.lines[family.order].append(summary(family, label_set(family.labels, values), count, total))
 
     def histogram(self, family: Family, bounds: Iterable[float], counts: Sequence[int], total: float) -> None:
-        """A histogram without labels of its own; ``counts`` has one entry more than ``bounds``."""
-        self.lines[family.order].append(histogram(histogram_prefixes(family, "", bounds), counts, total))
+        """A histogram without labels of its own."""
+        self.lines[family.order].append(histogram(family, label_set((), ()), bounds, counts, total))
 
     def body(self, *, openmetrics: bool) -> bytes:
         """The whole page."""
