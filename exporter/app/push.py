@@ -27,6 +27,10 @@ PUSH_TYPES = {MSGPACK: MSGPACK, "application/x-msgpack": MSGPACK, JSON: JSON}
 NON_FINITE_IN_JSON = 'JSON has no NaN: a metric is a number, or the string "NaN", "Infinity" or "-Infinity".'
 _BARE_NON_FINITE = re.compile(rb"[:,\[]\s*-?(NaN|Infinity)\b")
 
+WAITING_BYTES = 64 * 1024 * 1024
+"""Of the bodies that wait for the journal, all together. A disk that is so far behind is one that senders should know
+of: they have spools."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -38,6 +42,7 @@ class PushEndpoint:
         self._access = access
         self._bodies = bodies
         self._pace = Pace(exporter.config.limits)
+        self._waiting_bytes = 0
 
     async def __call__(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         headers = RawHeaders(scope["headers"])
@@ -65,9 +70,15 @@ class PushEndpoint:
         exporter.require_replayed()
         batch = decode(body, kind)
         self._pace.take((batch.run.run_id, batch.sender.id), began)
+        if self._waiting_bytes > WAITING_BYTES:
+            raise Refused("busy", "The journal is behind with what was sent. Send it again.", status=503, retry_after=1)
         done: asyncio.Future[PushAnswer | Refused] = asyncio.get_running_loop().create_future()
         exporter.core.submit(batch, exporter.clock(), partial(settle, done))
-        result = await settled(done)
+        self._waiting_bytes += len(body)
+        try:
+            result = await settled(done)
+        finally:
+            self._waiting_bytes -= len(body)
         exporter.ingest.answered += 1
         exporter.ingest.seconds += time.perf_counter() - began
         media_type = wanted_type(headers, default=kind)

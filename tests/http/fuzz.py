@@ -29,11 +29,23 @@ import schemathesis
 from backports import zstd
 from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
+from schemathesis.core.failures import FailureGroup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "exporter"))
 
 from exporter_process import PUSH, ExporterProcess, running
 
+DESCRIBED = [
+    getattr(schemathesis.checks, name)
+    for name in (
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_headers_conformance",
+        "response_schema_conformance",
+        "allow_header_conformance",
+    )
+]
 RUNS = 40
 """Different runs that are pushed to, so that pushes are not all refused for want of room."""
 PUSH_SHARE = 0.6
@@ -130,7 +142,9 @@ class Fuzzer:
             case.body = mended(case.body)
             self._among_few(case.body)
         request = requests.Request(**case.as_transport_kwargs(base_url=self.exporter.url))
-        self._exchange(case, self._session.prepare_request(request))
+        answer = self._exchange(case, self._session.prepare_request(request))
+        if answer is not None:
+            self._as_described(case, answer)
         for _ in range(DAMAGED):
             prepared = self._session.prepare_request(request)
             body = prepared.body.encode() if isinstance(prepared.body, str) else prepared.body
@@ -138,18 +152,27 @@ class Fuzzer:
                 self._change(prepared, body)
                 self._exchange(case, prepared)
 
-    def _exchange(self, case: schemathesis.Case, prepared: requests.PreparedRequest) -> None:
+    def _exchange(self, case: schemathesis.Case, prepared: requests.PreparedRequest) -> requests.Response | None:
         name = f"{case.method.upper()} {case.path}"
         try:
             answer = self._session.send(prepared, timeout=60, allow_redirects=False)
         except requests.RequestException as error:
             self._wrong(f"{name}: no answer: {type(error).__name__}: {error}")
-            return
+            return None
         self.report.sent += 1
         self.report.answers[f"{name} {answer.status_code}"] += 1
         self._judge(name, case, answer)
         if self.report.sent == self._warm_at:
             self.report.rss_before = resident_bytes(self.exporter.pid)
+        return answer
+
+    def _as_described(self, case: schemathesis.Case, answer: requests.Response) -> None:
+        """What the document says of the answer's type and content is so."""
+        try:
+            case.validate_response(answer, checks=DESCRIBED)
+        except FailureGroup as failures:
+            for failure in failures.exceptions:
+                self._wrong(f"{case.method.upper()} {case.path} answered {answer.status_code}: {failure}")
 
     def _among_few(self, body: dict[str, Any]) -> None:
         """Batches of a few runs and senders, in their sequence, so that most are new to the exporter."""
