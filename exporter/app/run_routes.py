@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ from exporter.service.history import Archive
 from exporter.service.journal import JournalUnavailable
 
 RUNS_PATH = "/api/v1/runs/"
-SWITCH_SECONDS = 0.0005
 MOST_EXPORTS = 2
 """At a time. Each takes a thread that shares the interpreter with those who push."""
 
@@ -118,15 +116,10 @@ async def joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
 
 
 class _Exports:
-    """Runs exports on threads of their own, one each, and not too many at a time.
-
-    While one runs, threads hand the interpreter over after half a millisecond and not after Python's five: a push takes
-    it several times, and would wait for an export each time.
-    """
+    """Runs exports on threads of their own, one each, and not too many at a time."""
 
     def __init__(self) -> None:
         self._running = 0
-        self._usual = sys.getswitchinterval()
 
     async def begin(
         self, chunks: Callable[[], Generator[bytes, None, None]]
@@ -137,7 +130,6 @@ class _Exports:
             message = f"{MOST_EXPORTS} exports are running, and no more do at a time: ask again when one has ended."
             raise Refused("too_many_exports", message, status=429, retry_after=5)
         self._running += 1
-        sys.setswitchinterval(SWITCH_SECONDS)
         pieces = self._pieces(chunks)
         try:
             return await anext(pieces), pieces
@@ -154,8 +146,6 @@ class _Exports:
                 yield piece
         finally:
             self._running -= 1
-            if not self._running:
-                sys.setswitchinterval(self._usual)
             # Closes the files, on their thread, after the piece that may be in the making.
             thread.submit(source.close)
             thread.shutdown(wait=False)

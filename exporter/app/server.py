@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine
 from functools import partial
@@ -35,8 +36,14 @@ SPARE_FILES = 128
 """Open files that are no connections: databases, the log, sinks."""
 
 
+SWITCH_SECONDS = 0.0005
+"""Threads hand the interpreter over after as long, and not after Python's five milliseconds: a push takes it several
+times, and would wait each time for whichever thread exports, compresses or sends to a sink."""
+
+
 def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT. Raises :class:`ConfigError` with a sentence where it cannot start."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     tokens = LiveTokens(config.tokens, os.environ)
     check_exposure(config.listen, tokens.by_scope)
     certificates = Certificates(config.tls) if config.tls is not None else None

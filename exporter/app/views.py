@@ -11,6 +11,7 @@ from exporter.protocol import GpuReading, RolloutCounts, Scalar
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.recovery.record import AuditEntry, Outcome, Recovery
 from exporter.service.core import Core
+from exporter.service.goodput import Goodput
 from exporter.service.snapshot import RunSummary
 from exporter.service.watch import WatchedRun
 
@@ -97,6 +98,8 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepView]
     """The newest steps, oldest first."""
     config: dict[str, Scalar]
+    goodput: dict[str, float]
+    """Where the time went, in seconds: productive, replay, restart, stall, other."""
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +211,16 @@ def dormant_view(it: RunSummary) -> RunView:
     )
 
 
+def spent(goodput: Goodput) -> dict[str, float]:
+    return {
+        "productive": goodput.productive,
+        "replay": goodput.replayed,
+        "restart": goodput.restart,
+        "stall": goodput.stall,
+        "other": goodput.other,
+    }
+
+
 def run_detail(run: WatchedRun, now: float) -> RunDetail:
     state = run.state
     in_place, missing = state.hooks()
@@ -222,6 +235,7 @@ def run_detail(run: WatchedRun, now: float) -> RunDetail:
         incidents=incidents_of(run),
         steps=[StepView(step=s.step, attempt=s.attempt, at=s.at, signals=s.signals) for s in state.recent],
         config=dict(state.config),
+        goodput=spent(state.goodput),
     )
 
 
