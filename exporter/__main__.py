@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-REQUIRED = ("litestar", "numpy", "prometheus_client", "rich", "typer", "uvicorn", "yaml")
+REQUIRED = ("backports", "httptools", "litestar", "numpy", "prometheus_client", "rich", "typer", "uvicorn", "yaml")
 """What the extra ``exporter`` brings, by the names that are imported."""
 
 
