@@ -109,6 +109,7 @@ def test_promtool_finds_nothing_to_mend(tmp_path: Path) -> None:
         pytest.skip("promtool is not installed: it comes with the package prometheus")
     scene = Scene(tmp_path, detectors=build_detectors)
     rich(scene)
+    scene.step(1, run='a"b\\c{d}=,é')
     for step in range(3, 40):
         scene.step(step, grad=1.0, loss=0.5, time=1.0)
     page = everything(scene).render().body
