@@ -4,6 +4,8 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 SCENARIO ?= learning_rate
+# How long `make bench` soaks the exporter.
+MINUTES ?= 30
 PY := $(VENV)/bin/python
 # Passed on to pytest, for example: make test PYTEST_ARGS="-m 'not trainer'"
 PYTEST_ARGS ?=
@@ -29,9 +31,13 @@ lint: setup  ## ruff, mypy, import-linter, promtool, amtool, shellcheck
 format: setup  ## let ruff mend and format the code
 	$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
 
-bench: setup  ## speed and memory, side by side with peers
-	$(PY) -m bench.trainer_overhead
-	$(PY) -m bench.alert_latency
+# All of them run, also after one that missed its target; the exit status says whether any did.
+bench: setup  ## speed and memory, side by side with peers; the last takes MINUTES=30
+	@missed=; \
+	for one in trainer_overhead alert_latency ingest scrape memory "soak --minutes $(MINUTES)"; do \
+	  echo "== python -m bench.$$one"; $(PY) -m bench.$$one || missed="$$missed $${one%% *}"; \
+	done; \
+	[ -z "$$missed" ] || { echo "missed their targets, or could not run:$$missed" >&2; exit 1; }
 
 clean:  ## remove what the targets above made (not the checkpoints of your own runs)
 	rm -rf .venv .setup.log demo/out demo/out-toy build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Prepares this checkout for `make demo`, `make test`, `make lint` and `make bench`: a virtual environment with the pinned
-# packages, and the programs (Prometheus, Alertmanager, VictoriaMetrics, Pushgateway, shellcheck). Does nothing that is done already. Called by the
-# Makefile. Only the programs need root, and only where they are not there; no system service is started.
+# packages, and the programs (Prometheus, Alertmanager, VictoriaMetrics, Pushgateway, shellcheck). Does nothing that is
+# done already. Called by the Makefile. Only the programs need root, and only where they are not there; no system service
+# is started.
 #
 # usage: scripts/bootstrap.sh [venv|programs|shellcheck ...]
 #   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
