@@ -33,11 +33,6 @@ class Mender:
         self._core = core
         self._recorder = recorder
         self._archive = archive
-        self.mended = 0
-        """Times that the journal was put together anew."""
-        self.lost_entries = 0
-        self.lost_runs = 0
-        """Runs that were not in memory and whose snapshot is gone."""
 
     async def look(self, now: float) -> None:
         """Mend the journal where it is damaged; where that fails it is tried again at the next look."""
@@ -54,9 +49,10 @@ class Mender:
         except JournalUnavailable as error:
             log.error("The damaged journal could not be put together anew, it is tried again: %s", error)
             return
-        self.mended += 1
-        self.lost_entries += found.lost_entries
-        self._recorder.health.damaged = ""
+        health = self._recorder.health
+        health.mended += 1
+        health.lost_entries += found.lost_entries
+        health.damaged = ""
         self._core.mending = self._core.journal_error = ""
         log.error("%s It was put together anew from memory and from what could be read: %s.", damage, found.sentence)
 
@@ -75,7 +71,7 @@ class Mender:
         for run_id in [run_id for run_id in self._core.roster.dormant if run_id not in on_disk]:
             log.error("Run %s was not in memory, and its snapshot is lost", run_id)
             self._core.roster.forget(run_id)
-            self.lost_runs += 1
+            self._recorder.health.lost_runs += 1
 
     async def _on_the_recorder(self, work: Callable[[Journal], None]) -> None:
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -68,6 +68,12 @@ class RecorderHealth:
     """Entries that wait."""
     damaged: str = ""
     """Why the file is taken for damaged; empty where it is not."""
+    mended: int = 0
+    """Times that the file was put together anew."""
+    lost_entries: int = 0
+    """Entries that could not be read then: their effect is kept, they are missing from exports."""
+    lost_runs: int = 0
+    """Runs that were not in memory then, and whose snapshot could not be read."""
 
     def committed(self, entries: int, snapshots: int, seconds: float) -> None:
         self.entries += entries

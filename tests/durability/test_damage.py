@@ -135,8 +135,12 @@ def test_a_running_exporter_loses_no_state_by_damage_to_its_journal(tmp_path: Pa
         check_structure(house.path)
     scene.core.recorder.health.damaged = "The journal is damaged."
     house.look()
-    assert (house.mender.mended, scene.core.mending, scene.core.recorder.health.damaged) == (1, "", "")
-    assert house.mender.lost_entries > 10
+    assert (house.scene.core.recorder.health.mended, scene.core.mending, scene.core.recorder.health.damaged) == (
+        1,
+        "",
+        "",
+    )
+    assert house.scene.core.recorder.health.lost_entries > 10
     assert problems(house.path) == []
     scene.step(201)
     scene.restart()
@@ -180,7 +184,7 @@ def test_a_run_that_was_not_in_memory_and_whose_snapshot_is_gone_is_dropped_and_
     scene.journal._db.execute("UPDATE snapshots SET body = x'00' WHERE run_id = 'gone'")
     scene.core.recorder.health.damaged = "The journal is damaged."
     house.look()
-    assert house.mender.lost_runs == 1
+    assert house.scene.core.recorder.health.lost_runs == 1
     assert set(scene.core.roster.dormant) == {"kept"}
     assert not scene.push(run="gone", seq=1, steps=[Step(step=1, metrics={"a": 1.0})]).duplicate
     scene.close()

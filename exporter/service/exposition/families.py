@@ -220,7 +220,16 @@ JOURNAL_COMMIT = _add(
     "histogram", "verl_sentinel_journal_commit_duration_seconds", "Duration of the journal's transactions, on disk"
 )
 JOURNAL_FAILURES = _add("counter", "verl_sentinel_journal_failures", "Transactions of the journal that failed")
-JOURNAL_ERROR = _add("gauge", "verl_sentinel_journal_error", "1 while the journal cannot be written")
+JOURNAL_ERROR = _add("gauge", "verl_sentinel_journal_error", "1 while the journal cannot be read or written")
+JOURNAL_MENDED = _add(
+    "counter", "verl_sentinel_journal_mended", "Times that a damaged journal was put together anew from memory"
+)
+JOURNAL_LOST = _add(
+    "counter", "verl_sentinel_journal_lost_entries", "Entries that were lost in a damaged journal and miss from exports"
+)
+JOURNAL_LOST_RUNS = _add(
+    "counter", "verl_sentinel_journal_lost_runs", "Runs that were on disk only and were lost in a damaged journal"
+)
 JOURNAL_UNREADABLE = _add(
     "gauge", "verl_sentinel_journal_unreadable_entries", "Entries of the journal that could not be read at start"
 )

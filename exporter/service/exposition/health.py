@@ -62,7 +62,7 @@ def put_health(page: Page, health: Health, *, runs: int, ready: bool) -> None:
     for what, count in ingest.reload_failures.items():
         page.put(f.RELOAD_FAILURES, count, what)
     page.summary(f.PUSH_DURATION, ingest.answered, ingest.seconds)
-    page.put(f.JOURNAL_ERROR, int(bool(core.journal_error)))
+    page.put(f.JOURNAL_ERROR, int(bool(core.journal_error or core.mending)))
     page.put(f.JOURNAL_UNREADABLE, core.unreadable_entries)
     page.put(f.FAULTS, core.faults)
     for name, timed in core.detector_times.by_name.items():
@@ -81,6 +81,9 @@ def _journal(page: Page, journal: RecorderHealth) -> None:
     page.put(f.JOURNAL_QUEUE, journal.queued)
     page.put(f.JOURNAL_ENTRIES, journal.entries)
     page.put(f.JOURNAL_FAILURES, journal.failures)
+    page.put(f.JOURNAL_MENDED, journal.mended)
+    page.put(f.JOURNAL_LOST, journal.lost_entries)
+    page.put(f.JOURNAL_LOST_RUNS, journal.lost_runs)
     page.histogram(f.JOURNAL_COMMIT, COMMIT_BUCKETS, journal.commit_counts, journal.commit_seconds)
 
 
