@@ -106,7 +106,7 @@ async def _serve(
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop, which takes a third off each request, where there is one for this platform."""
+    """On uvloop where there is one for this platform: its writes and timers cost less than asyncio's own."""
     try:
         import uvloop
     except ModuleNotFoundError:

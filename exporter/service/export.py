@@ -25,7 +25,7 @@ from exporter.service.admission import Refused
 
 Format = Literal["jsonl", "csv"]
 
-MEDIA_TYPES: Mapping[Format, str] = {"jsonl": "application/jsonl", "csv": "text/csv; charset=utf-8"}
+MEDIA_TYPES: Mapping[Format, str] = {"jsonl": "application/jsonl", "csv": "text/csv"}
 
 CHUNK_BYTES = 256 * 1024
 OPEN_STEPS = 64
