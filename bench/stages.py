@@ -1,7 +1,8 @@
 """Where the exporter's time goes, by stage of a push. Used by ``python -m bench.ingest --profile``.
 
 py-spy looks at all threads of the running process from outside, a hundred times a second, so nothing in the exporter is
-changed or slowed for it. A sample belongs to the innermost function that one of the stages knows.
+changed or slowed for it. A sample belongs to the innermost function that one of the stages knows; a thread that waits
+for the disk or for the interpreter's lock counts there, too.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ STAGES = (
 """Name of the stage, and what its functions have in their description, ``function (file:line)``."""
 
 
+WAITING = "_worker (concurrent/futures/thread.py"
+"""A thread of the pool without work: it waits in a lock, which from outside looks like work."""
+
+
 @dataclass
 class Profile:
     """Samples by stage, and by function."""
@@ -66,6 +71,8 @@ class Profile:
         """One line of folded stacks: ``outer;inner count``."""
         stack, _, times = folded.rpartition(" ")
         frames = stack.split(";")
+        if frames[-1].startswith(WAITING):
+            return
         self.stages[_stage(frames)] += int(times)
         self.functions[frames[-1].rpartition(":")[0] or frames[-1]] += int(times)
 

@@ -87,5 +87,6 @@ def test_a_profile_gives_each_sample_to_the_innermost_stage() -> None:
     profile.add("run (asyncio/runners.py:9);push (exporter/app/push.py:3);observe (exporter/detectors/surge.py:7) 5")
     profile.add("run (asyncio/runners.py:9) 1")
     profile.add("somebody (else.py:1) 1")
+    profile.add("run (threading.py:9);_worker (concurrent/futures/thread.py:81) 9")  # waits for work
     assert profile.stages == {"decode": 3, "detectors": 5, "event loop": 1, "other": 1}
     assert "50.0 %  detectors" in profile.table()
