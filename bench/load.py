@@ -175,10 +175,10 @@ class Connection:
         head, separator, body = self._received.partition(b"\r\n\r\n")
         if not separator:
             return False
-        if head[9:10] != b"2":
-            raise LoadError(f"A request was answered with {head[9:].splitlines()[0].decode()}: {body[:300].decode()}")
         if len(body) < _announced(head):
             return False
+        if head[9:10] != b"2":
+            raise LoadError(f"A request was answered with {head[9:].splitlines()[0].decode()}: {body[:300].decode()}")
         self._served.answered += 1
         self._served.latencies.append(time.perf_counter() - self._sent_at)
         self._received = b""
