@@ -11,14 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    Integers = array[int]
-    Numbers = array[float]
-else:
-    # A snapshot evaluates the annotations below, and before Python 3.12 an array takes no parameter.
-    Integers = Numbers = array
+from typing import Any
 
 RECENT_STEPS = 256
 """Steps of a run whose signals are remembered."""
