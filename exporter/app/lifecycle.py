@@ -175,10 +175,14 @@ class Exporter:
                         self.core, self._recorder, self._data_dir, self.config.retention, self._needed_from
                     )
                 await self._read(self._journal)
-            except JournalUnavailable as error:
-                if str(error) != self.core.journal_error:
-                    log.error("%s Pushes are answered 503 until it can.", error)
-                self.core.journal_error = str(error)
+            except Exception as error:
+                # Any: a reader that died would leave an exporter that waits for ever, and says nothing.
+                ours = not isinstance(error, JournalUnavailable)
+                why = f"The journal cannot be read, by a fault of the exporter: {error!r}." if ours else str(error)
+                if why != self.core.journal_error:
+                    self.core.faults += ours
+                    log.error("%s Pushes are answered 503 until it can.", why, exc_info=error if ours else None)
+                self.core.journal_error = why
                 self.core.clear()
                 if self._journal is not None:
                     self._journal.close()
@@ -190,6 +194,9 @@ class Exporter:
 
     async def _read(self, journal: Journal) -> None:
         began = time.monotonic()
+        with contextlib.suppress(JournalUnavailable):
+            # A journal that is new, or was restored from a backup: what the history has must not be given again.
+            journal.go_on_above(await asyncio.to_thread(self.archive.moved_upto))
         await _in_slices(self.core.load(journal.snapshots(), self.clock()))
         entries = await _in_slices(self.core.replay(journal.read(), journal.delivered()))
         self.core.keeper.applied = max(self.core.keeper.applied, journal.position)

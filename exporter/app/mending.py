@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from exporter.service.core import Core
 from exporter.service.history import Archive
 from exporter.service.journal import Journal, JournalUnavailable
 from exporter.service.recorder import Recorder
-from exporter.service.repair import Salvage, salvage
+from exporter.service.repair import Salvage, put_back, salvage
 
 log = logging.getLogger("exporter.journal")
 
@@ -36,32 +37,48 @@ class Mender:
 
     async def look(self, now: float) -> None:
         """Mend the journal where it is damaged; where that fails it is tried again at the next look."""
-        damage = self._recorder.health.damaged
-        if not damage:
+        health, damage = self._recorder.health, self._recorder.health.damaged
+        if damage:
+            self._core.mending = f"{damage} It is put together anew."
+        elif not self._core.mending:
             return
-        self._core.mending = f"{damage} It is put together anew."
         try:
-            found = await self._salvage(int(now))
-            self._core.keeper.distrust(self._core.runs)
-            self._core.snapshot_all()
-            await self._on_the_recorder(lambda _: None)
+            if damage:
+                found = await self._salvage(int(now))
+                health.damaged = ""
+                health.lost_entries += found.lost_entries
+                log.error("%s It is put together anew; of the file: %s.", damage, found.sentence)
+                self._core.keeper.distrust(self._core.runs)
+            await self._write_memory()
             await self._drop_lost_runs()
         except JournalUnavailable as error:
             log.error("The damaged journal could not be put together anew, it is tried again: %s", error)
             return
-        health = self._recorder.health
         health.mended += 1
-        health.lost_entries += found.lost_entries
-        health.damaged = ""
         self._core.mending = self._core.journal_error = ""
-        log.error("%s It was put together anew from memory and from what could be read: %s.", damage, found.sentence)
+        log.error("The journal has been put together anew, from memory and from what could be read.")
+
+    async def _write_memory(self) -> None:
+        """Snapshot all runs in memory, whose entries may be gone. Raises :class:`JournalUnavailable`."""
+        self._core.snapshot_all()
+        await self._on_the_recorder(lambda _: None)
+        missing = sum(not self._core.keeper.is_covered(run_id) for run_id in self._core.runs)
+        if missing:
+            raise JournalUnavailable(f"The snapshots of {missing} runs could not be written.")
 
     async def _salvage(self, stamp: int) -> Salvage:
         found: list[Salvage] = []
 
         def work(journal: Journal) -> None:
             highest = journal.position
-            found.append(journal.replaced(lambda path: salvage(path, stamp, highest=highest)))
+            copy = None if journal.in_place() else _rescued(journal)
+
+            def replace(path: Path) -> Salvage:
+                if copy is not None:
+                    put_back(copy, path, stamp)
+                return salvage(path, stamp, highest=highest)
+
+            found.append(journal.replaced(replace))
 
         await self._on_the_recorder(work)
         return found[0]
@@ -79,3 +96,21 @@ class Mender:
         error = await done
         if error:
             raise JournalUnavailable(error)
+
+
+def _rescued(journal: Journal) -> Path | None:
+    """A copy of a journal whose file was deleted or replaced; None where another file is there and ours cannot be read.
+
+    The latter is a disk that was taken away and came back: the file is ours, only no longer the one that is open.
+    Raises :class:`JournalUnavailable` where there is neither.
+    """
+    copy = journal.path.with_name(f"{journal.path.name}.copy")
+    copy.unlink(missing_ok=True)
+    try:
+        journal.copy_to(copy)
+    except JournalUnavailable:
+        copy.unlink(missing_ok=True)
+        if journal.path.is_file():
+            return None
+        raise
+    return copy

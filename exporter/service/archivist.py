@@ -53,8 +53,6 @@ class Archivist:
         data_dir: the folder.
         retention: what may stay, and for how long.
         needed_from: position up to which every reader with a cursor (a sink) has read; what comes after it stays.
-
-    Raises :class:`JournalUnavailable` where the history cannot be opened.
     """
 
     def __init__(
@@ -69,7 +67,10 @@ class Archivist:
         self._recorder = recorder
         self._archive = Archive(data_dir)
         self._journal = data_dir / JOURNAL_FILE_NAME
-        self._history = History(data_dir / FILE_NAME)
+        self._history_path = data_dir / FILE_NAME
+        self._history: History | None = None
+        self._turn = asyncio.Lock()
+        """Who has it may use the history; a run is not forgotten while its steps are on their way there."""
         self._retention = retention
         self._needed_from = needed_from
         self._keep_bytes = int(retention.journal_megabytes * MIB)
@@ -77,7 +78,20 @@ class Archivist:
         self.health = ArchivistHealth()
 
     def close(self) -> None:
-        self._history.close()
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+
+    def _open_history(self) -> History:
+        """The history, opened anew where its file was deleted: what went into the old one would be read by nobody.
+
+        Raises :class:`JournalUnavailable`: a history that is damaged stops no ingest.
+        """
+        if self._history is not None and not self._history.in_place():
+            self.close()
+        if self._history is None:
+            self._history = History(self._history_path)
+        return self._history
 
     async def round(self, now: float) -> None:
         """One round of everything; what fails is noted in :attr:`health` and tried again in the next."""
@@ -98,8 +112,11 @@ class Archivist:
 
     async def forget(self, run_ids: list[str]) -> None:
         """Remove runs from journal and history. Raises :class:`JournalUnavailable`."""
+        # First, and before anybody else has a turn: pushes that come from now on are those of a new run.
         await self._maintain(lambda journal: journal.forget(run_ids))
-        await asyncio.to_thread(self._history.forget, run_ids)
+        async with self._turn:
+            history = await asyncio.to_thread(self._open_history)
+            await asyncio.to_thread(history.forget, run_ids)
 
     async def _prune(self) -> None:
         """Beats, looks and marks that a snapshot covers are of no use to anybody."""
@@ -108,41 +125,56 @@ class Archivist:
         self._pruned = max(self._pruned, covered)
 
     async def _move(self) -> None:
-        done = await asyncio.to_thread(self._history.upto)
-        # A start after a crash in between: moved already, and not deleted yet.
-        first = await asyncio.to_thread(self._archive.first_position)
-        if first and first <= done:
-            await self._delete(first - 1, done, batches=True)
+        async with self._turn:
+            history = await asyncio.to_thread(self._open_history)
+            done = await asyncio.to_thread(history.upto)
+            # A start after a crash in between: moved already, and not deleted yet. A journal that was restored from a
+            # backup may have entries of then that none of its snapshots covers.
+            await self._delete(0, min(done, self._core.keeper.covered_upto()), batches=True)
         total = await asyncio.to_thread(self._archive.pushed_bytes)
         self.health.journal_bytes = total
         while total > self._keep_bytes:
-            covered, needed = self._core.keeper.covered_upto(), self._needed_from()
-            upto = covered if needed is None else min(covered, needed)
-            entries = await asyncio.to_thread(self._next, done, upto)
-            if not entries:
+            async with self._turn:
+                moved = await self._move_some(history)
+            if not moved:
                 return
-            last = entries[-1].position
-            blocks = await asyncio.to_thread(pack, entries)
-            await asyncio.to_thread(self._history.add, blocks, last)
-            await self._delete(done, last, batches=True)
-            self.health.moved_entries += len(entries)
-            total -= sum(len(entry.body) for entry in entries)
+            total -= moved
             self.health.journal_bytes = max(total, 0)
-            done = last
+
+    async def _move_some(self, history: History) -> int:
+        """Some of the oldest pushes; how many bytes they had."""
+        covered, needed = self._core.keeper.covered_upto(), self._needed_from()
+        upto = covered if needed is None else min(covered, needed)
+        done = await asyncio.to_thread(history.upto)
+        entries = await asyncio.to_thread(self._next, done, upto)
+        if not entries:
+            return 0
+        last = entries[-1].position
+        blocks = await asyncio.to_thread(pack, entries)
+        await asyncio.to_thread(history.add, blocks, last)
+        await self._delete(done, last, batches=True)
+        self.health.moved_entries += len(entries)
+        return sum(len(entry.body) for entry in entries)
 
     def _next(self, after: int, upto: int) -> list[Entry]:
         return [entry for entry in self._archive.entries(after, MOVE_ENTRIES) if entry.position <= upto]
 
     async def _delete(self, after: int, upto: int, *, batches: bool) -> None:
-        for start in range(after, upto, DELETE_SLICE):
+        first = await asyncio.to_thread(self._archive.first_position)
+        # Positions go into the billions; those before the first entry are not there.
+        for start in range(max(after, first - 1) if first else upto, upto, DELETE_SLICE):
             end = min(start + DELETE_SLICE, upto)
             await self._maintain(lambda journal, a=start, b=end: journal.delete(a, b, batches=batches))  # type: ignore[misc]
 
     async def _trim(self, now: float) -> None:
         before, most = now - self._retention.days * 86_400.0, int(self._retention.gigabytes * GIB)
-        while gone := await asyncio.to_thread(self._history.trim, before=before, most_bytes=most):
+        gone = 1
+        while gone:
+            async with self._turn:
+                history = await asyncio.to_thread(self._open_history)
+                gone = await asyncio.to_thread(history.trim, before=before, most_bytes=most)
+                self.health.history_bytes = await asyncio.to_thread(history.bytes)
             self.health.trimmed_blocks += gone
-        self.health.history_bytes = await asyncio.to_thread(self._history.bytes)
 
     async def _forget_old(self, now: float) -> None:
         cutoff = now - self._retention.days * 86_400.0

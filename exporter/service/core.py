@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import count
 
 import msgspec
 
@@ -72,7 +73,7 @@ class Core:
         self._limits = limits
         self._rules = rules
         self._ended_grace = ended_grace
-        self.keeper = Keeper(recorder, snapshot_seconds)
+        self.keeper = Keeper(recorder, snapshot_seconds, self._count_fault)
         self.detector_times = DetectorTimes()
         self.roster = Roster(self.keeper, read_snapshot, self._restore)
         self.unreadable_entries = 0
@@ -81,7 +82,7 @@ class Core:
         self.mending = ""
         """Why the journal is being put together anew; empty while it is not."""
         self.faults = 0
-        """Entries whose effect failed half-way by a fault of ours; they are in the journal and in the log."""
+        """What failed by a fault of ours: an entry's effect half-way, a tick, a snapshot; each is in the log."""
         self.intake = Intake(
             recorder,
             limits,
@@ -91,6 +92,7 @@ class Core:
             run_of=self.roster.runs.get,
         )
         self._pending: set[tuple[str, str]] = set()
+        self._asked = count()
 
     @property
     def runs(self) -> dict[str, WatchedRun]:
@@ -153,6 +155,9 @@ class Core:
 
     def _note_write(self, error: str) -> None:
         self.journal_error = error
+
+    def _count_fault(self) -> None:
+        self.faults += 1
 
     # Start and end
 
@@ -228,17 +233,21 @@ class Core:
         if run is None or run.book.find(incident_id) is None:
             raise Refused("not_found", f"There is no incident {incident_id}.", status=404)
         entry = mark_entry(run.state.run_id, Mark(action="acknowledge", incidents=[incident_id], who=who), now)
-        self._recorder.record(entry, partial(self._acknowledged, run, incident_id, answer))
+        # While it is on its way the run stays in memory. Two people may ask at the same time, so each has a number.
+        pending = (run.state.run_id, f"acknowledge {next(self._asked)}")
+        self._pending.add(pending)
+        self._recorder.record(entry, partial(self._acknowledged, pending, run, incident_id, answer))
 
     def _acknowledged(
         self,
+        pending: tuple[str, str],
         run: WatchedRun,
         incident_id: str,
         answer: Callable[[Incident | Refused], None],
         entry: Entry,
         outcome: Recorded,
     ) -> None:
-        self._own_recorded(None, entry, outcome)
+        self._own_recorded(pending, entry, outcome)
         incident = run.book.find(incident_id)
         if outcome.error or incident is None:
             message = f"{outcome.error} Nothing was taken over; send it again."
@@ -307,9 +316,8 @@ class Core:
         self._pending.add(pending)
         self._recorder.record(mark_entry(run.state.run_id, mark, now), partial(self._own_recorded, pending))
 
-    def _own_recorded(self, pending: tuple[str, str] | None, entry: Entry, outcome: Recorded) -> None:
-        if pending is not None:
-            self._pending.discard(pending)
+    def _own_recorded(self, pending: tuple[str, str], entry: Entry, outcome: Recorded) -> None:
+        self._pending.discard(pending)
         self.journal_error = outcome.error
         if not outcome.error:
             self._apply(entry, outcome.position)

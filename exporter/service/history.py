@@ -18,6 +18,7 @@ import msgspec
 from backports import zstd
 
 from exporter.protocol import decode_batch, number
+from exporter.service.identity import identity
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
 from exporter.service.journal import (
     Entry,
@@ -47,6 +48,7 @@ CREATE TABLE IF NOT EXISTS blocks (
     crc INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS blocks_of_run ON blocks (run_id, last_position);
+CREATE INDEX IF NOT EXISTS blocks_by_age ON blocks (last_at);
 """
 
 
@@ -130,16 +132,25 @@ class History:
         self.path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-            # Freed pages are given back to the file system; has to be set before there is a table.
-            self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
+            try:
+                # Freed pages are given back to the file system; has to be set before there is a table.
+                self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = FULL")
+                self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+            except sqlite3.Error:
+                self._db.close()
+                raise
         except sqlite3.Error as error:
             raise self._failed("opened", error) from error
+        self._file = identity(path)
 
     def close(self) -> None:
         self._db.close()
+
+    def in_place(self) -> bool:
+        """Whether what is open is what others find under the name: it may have been deleted, or replaced."""
+        return self._file is not None and self._file == identity(self.path)
 
     def upto(self) -> int:
         """Position up to which the entries of the journal are here."""
@@ -167,7 +178,7 @@ class History:
         with self._writing():
             gone = self._db.execute(
                 "DELETE FROM blocks WHERE number IN"
-                " (SELECT number FROM blocks WHERE last_at < ? ORDER BY number LIMIT ?)",
+                " (SELECT number FROM blocks WHERE last_at < ? ORDER BY last_at LIMIT ?)",
                 (before, slice_blocks),
             ).rowcount
             if not gone and self.bytes() > most_bytes:
@@ -338,5 +349,7 @@ def _reader(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _upto(db: sqlite3.Connection) -> int:
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+        return 0  # it is being made
     row = db.execute("SELECT value FROM meta WHERE key = 'upto'").fetchone()
     return int(row[0]) if row else 0

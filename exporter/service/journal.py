@@ -25,15 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from exporter.service.identity import identity
+
 _T = TypeVar("_T")
 
 Kind = Literal["batch", "beat", "look", "mark"]
 
 FILE_NAME = "verl-sentinel.sqlite3"
 VERSION = 2
-ROWS = 256
+ROWS = 256 if sqlite3.sqlite_version_info >= (3, 32) else 120
 """Most rows of one INSERT. One statement for many rows, because the thread that writes has to win back the
-interpreter's lock after each, against an event loop that is busy."""
+interpreter's lock after each, against an event loop that is busy. Before 3.32 a statement has at most 999 values."""
 
 COLUMNS = "position, kind, at, run_id, sender, seq, body, crc"
 _SCHEMA = """
@@ -109,6 +111,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db = self._open()
+        self._file = identity(path)
         self.position = self._highest()
         """Of the newest entry that is on disk."""
 
@@ -120,10 +123,11 @@ class Journal:
                 # FULL: what was acknowledged also survives a loss of power. Group commit pays for it.
                 db.execute("PRAGMA synchronous = FULL")
                 db.execute("PRAGMA journal_size_limit = 67108864")
-                known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal_meta'").fetchone()
-                if known is None:
-                    db.executescript(_SCHEMA)
-                    db.execute("INSERT OR IGNORE INTO journal_meta VALUES ('version', ?)", (VERSION,))
+                known = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+                if not known:
+                    # In one transaction: half a journal would be taken for another program's at the next start.
+                    version = f"INSERT OR IGNORE INTO journal_meta VALUES ('version', {VERSION});"
+                    db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{version}COMMIT;")
                 row = db.execute("SELECT value FROM journal_meta WHERE key = 'version'").fetchone()
             except sqlite3.Error:
                 db.close()
@@ -133,21 +137,27 @@ class Journal:
                 f"The journal {self.path} cannot be opened: {error}. Check that the file is a SQLite database of this "
                 "program and that its folder can be written, or name another data_dir."
             ) from error
-        version = int(row[0]) if row else 0
-        if version != VERSION:
+        found = int(row[0]) if row else 0
+        if found != VERSION:
             db.close()
             raise JournalForeign(
-                f"The journal {self.path} has version {version}, this program reads version {VERSION}: "
+                f"The journal {self.path} has version {found}, this program reads version {VERSION}: "
                 "start the release of verl-sentinel that wrote it, or name another data_dir."
             )
         return db
 
+    def go_on_above(self, position: int) -> None:
+        """Give no position again up to this one, which is known from elsewhere: the file may be older than that."""
+        self.position = max(self.position, position)
+
     def reopen(self) -> None:
         """Open the file again: what stood in the way (a disk that was full, read-only, gone) may have passed.
 
-        Raises :class:`JournalUnavailable`, and then the old connection is kept. The position never goes back, so that
-        a file that was put in its place does not give a number twice.
+        Raises :class:`JournalUnavailable`, and then the old connection is kept; so it is where another file, or none,
+        has the name now: what is open is then all there is, and :mod:`exporter.app.mending` has to judge.
         """
+        if not self.in_place():
+            return
         fresh = self._open()
         self._db.close()
         self._db = fresh
@@ -160,7 +170,20 @@ class Journal:
             return replace(self.path)
         finally:
             self._db = self._open()
+            self._file = identity(self.path)
             self.position = max(self.position, self._highest())
+
+    def in_place(self) -> bool:
+        """Whether what is open is what the next start finds under the name."""
+        return self._file is not None and self._file == identity(self.path)
+
+    def copy_to(self, path: Path) -> None:
+        """Write all of what is open to a new file, also where its name is gone. Raises :class:`JournalUnavailable`."""
+        try:
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                self._db.backup(copy)
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"The journal cannot be copied to {path}: {error}.") from error
 
     def append(self, entries: Sequence[Entry], snapshots: Sequence[Snapshot] = (), *, delivered: int = 0) -> list[int]:
         """Write all of it in one transaction; the position of each entry.
@@ -168,6 +191,11 @@ class Journal:
         ``delivered`` is the position up to which the recovery engine has been told; it is remembered with the entries.
         Raises :class:`JournalUnavailable`, and then nothing is written.
         """
+        if not self.in_place():
+            # SQLite goes on to write a file that no name leads to any more, and nobody would read it again.
+            raise JournalDamaged(
+                f"The journal {self.path} was deleted, or replaced by another file, while it was open."
+            )
         first = self.position + 1
         rows = [
             (first + index, e.kind, e.at, e.run_id, e.sender, e.seq, e.body, zlib.crc32(e.body))
@@ -235,9 +263,12 @@ class Journal:
         """Remove all that is known of these runs. Raises :class:`JournalUnavailable`."""
         with self._writing():
             self._set_meta("highest", self.position)
-            for run_id in run_ids:
-                self._db.execute("DELETE FROM snapshots WHERE run_id = ?", (run_id,))
-                self._db.execute("DELETE FROM journal WHERE run_id = ?", (run_id,))
+            for start in range(0, len(run_ids), ROWS):
+                # Many in one statement: each goes through the whole journal, and the ingest waits for it.
+                some = run_ids[start : start + ROWS]
+                marks = ", ".join("?" * len(some))
+                self._db.execute(f"DELETE FROM snapshots WHERE run_id IN ({marks})", some)
+                self._db.execute(f"DELETE FROM journal WHERE run_id IN ({marks})", some)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

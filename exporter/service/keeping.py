@@ -6,6 +6,7 @@ recorder, behind every entry that was given before. Until it is on disk, nothing
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from exporter.service import snapshot
 from exporter.service.journal import Snapshot
 from exporter.service.recorder import Recorder
 from exporter.service.watch import WatchedRun
+
+log = logging.getLogger("exporter.keeping")
 
 SNAPSHOT_ENTRIES = 2000
 """A run is snapshotted after as many entries, if it is not due before."""
@@ -47,11 +50,13 @@ def heard(run: WatchedRun) -> float:
 
 
 class Keeper:
-    """``recorder`` writes the snapshots, of each run that changed after ``seconds``."""
+    """``recorder`` writes the snapshots, of each run that changed after ``seconds``; ``fault`` hears where one could
+    not be taken."""
 
-    def __init__(self, recorder: Recorder, seconds: float) -> None:
+    def __init__(self, recorder: Recorder, seconds: float, fault: Callable[[], None]) -> None:
         self._recorder = recorder
         self._seconds = seconds
+        self._fault = fault
         self._kept: dict[str, _Kept] = {}
         self.applied = 0
         """Newest entry of any run that had its effect."""
@@ -101,7 +106,7 @@ class Keeper:
             due = kept.entries >= SNAPSHOT_ENTRIES or not 0 <= now - kept.since < self._seconds
             run = runs.get(run_id)
             if run is not None and (due or hidden(run)):
-                self._take(run, kept)
+                self._try_to_take(run, kept, now)
                 most -= 1
                 if most == 0:
                     return
@@ -117,11 +122,20 @@ class Keeper:
         for run in runs:
             kept = self._kept.get(run.state.run_id)
             if kept is not None and kept.first and kept.taken != kept.applied:
-                self._take(run, kept)
+                self._try_to_take(run, kept, kept.since)
 
     def forget(self, run_id: str) -> None:
         """The run is not known any more."""
         self._kept.pop(run_id, None)
+
+    def _try_to_take(self, run: WatchedRun, kept: _Kept, now: float) -> None:
+        try:
+            self._take(run, kept)
+        except Exception:
+            # A fault of ours with one run must not keep the others from disk. Its entries stay until it goes well.
+            self._fault()
+            log.exception("Run %s could not be snapshotted", run.state.run_id)
+            kept.since, kept.entries = now, 0
 
     def _take(self, run: WatchedRun, kept: _Kept) -> None:
         run_id = run.state.run_id

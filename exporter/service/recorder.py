@@ -257,10 +257,14 @@ class ThreadedRecorder:
         def answer() -> None:
             place = iter(positions)
             for item in group:
-                if isinstance(item, _Keep):
-                    item.done(error)
-                else:
-                    item[1](item[0], Recorded(next(place), error))
+                try:
+                    if isinstance(item, _Keep):
+                        item.done(error)
+                    else:
+                        item[1](item[0], Recorded(next(place), error))
+                except Exception:
+                    # A fault of ours with one must not leave the others of the group without an answer.
+                    log.exception("What was written could not be answered")
 
         self._call_soon(answer)
 

@@ -45,7 +45,7 @@ def problems(path: Path) -> list[str]:
 
     Raises :class:`JournalUnavailable` where it is not there or is no journal of this version.
     """
-    with _old(path) as old:
+    with _old(path, mode="ro") as old:
         found = _structure(old)
         for query, what in (
             ("SELECT position, body, crc FROM journal", "Entry"),
@@ -62,7 +62,7 @@ def problems(path: Path) -> list[str]:
 
 def check_structure(path: Path) -> None:
     """Let SQLite look at every page. Raises :class:`JournalUnavailable`, :class:`JournalDamaged` where one is wrong."""
-    with _old(path) as old:
+    with _old(path, mode="ro") as old:
         found = _structure(old)
         if found:
             raise damaged(path, found[0].removesuffix("."))
@@ -83,13 +83,16 @@ def salvage(path: Path, stamp: int, *, highest: int = 0) -> Salvage:
         new_path.with_name(new_path.name + suffix).unlink(missing_ok=True)
     new = Journal(new_path)
     try:
-        with _old(path) as old:
+        with _old(path, mode="rw") as old:
             lost = _Lost()
             entries = new.take_over(_rows(old, lost), highest=max(highest, _highest(old)), delivered=_delivered(old))
             snapshots = 0
             for snapshot in _snapshots(old, lost):
                 new.append([], [snapshot])
                 snapshots += 1
+            with contextlib.suppress(sqlite3.Error):
+                # As much as can be into the file itself: until it is exchanged, a crash must find all of it there.
+                old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         new.close()
     try:
@@ -99,6 +102,21 @@ def salvage(path: Path, stamp: int, *, highest: int = 0) -> Salvage:
     return Salvage(entries, lost.entries, snapshots, lost.snapshots, kept)
 
 
+def put_back(copy: Path, path: Path, stamp: int) -> None:
+    """Give a copy of the journal its name again; what has the name is kept beside it. Nobody else may use either.
+
+    Raises :class:`JournalUnavailable`.
+    """
+    try:
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.replaced-{stamp}"))
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        copy.replace(path)
+    except OSError as error:
+        raise JournalUnavailable(f"The journal cannot be put back in its place: {error}.") from error
+
+
 @dataclass
 class _Lost:
     entries: int = 0
@@ -106,11 +124,13 @@ class _Lost:
 
 
 @contextlib.contextmanager
-def _old(path: Path) -> Iterator[sqlite3.Connection]:
+def _old(path: Path, *, mode: str) -> Iterator[sqlite3.Connection]:
+    """Only who may exchange the file opens it for writing (``rw``): such a connection, if it is the last one of a file
+    that was exchanged meanwhile, deletes at its end the write-ahead log of that *name*, which is the new file's."""
     if not path.is_file():
         raise JournalUnavailable(f"There is no journal at {path}.")
     try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=5.0)
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=5.0)
     except sqlite3.Error as error:
         raise JournalUnavailable(f"{path} cannot be opened: {error}.") from error
     with contextlib.closing(db):

@@ -27,7 +27,7 @@ from exporter.protocol import (
     Scalar,
 )
 from exporter.recovery.facts import AttemptFacts, Checkpoint
-from exporter.service.admission import MAX_OPEN_PHASES
+from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES
 from exporter.service.goodput import Goodput
 from exporter.service.phases import PhaseTimes
 from exporter.service.recent import RecentSteps
@@ -279,9 +279,10 @@ class RunState:
             cancelled=max(was.cancelled, counts.cancelled),
             in_flight=counts.in_flight,
         )
-        self.rollouts_succeeded += now.succeeded - was.succeeded
-        self.rollouts_failed += now.failed - was.failed
-        self.rollouts_cancelled += now.cancelled - was.cancelled
+        # Many senders may each say the most that is accepted: a total beyond 64 bits could not be written down.
+        self.rollouts_succeeded = min(MAX_INTEGER, self.rollouts_succeeded + now.succeeded - was.succeeded)
+        self.rollouts_failed = min(MAX_INTEGER, self.rollouts_failed + now.failed - was.failed)
+        self.rollouts_cancelled = min(MAX_INTEGER, self.rollouts_cancelled + now.cancelled - was.cancelled)
 
     def rollouts(self) -> RolloutCounts:
         """Requests over all senders and attempts; in flight only those of the attempt that runs."""
@@ -290,7 +291,7 @@ class RunState:
             succeeded=self.rollouts_succeeded,
             failed=self.rollouts_failed,
             cancelled=self.rollouts_cancelled,
-            in_flight=sum(of_this) if self.running else 0,
+            in_flight=min(MAX_INTEGER, sum(of_this)) if self.running else 0,
         )
 
     def open_phases(self, now: float) -> dict[str, float]:

@@ -201,12 +201,12 @@ def test_a_run_nobody_heard_of_for_long_is_forgotten_whole(tmp_path: Path) -> No
 
 def test_a_history_that_cannot_be_written_is_said_and_tried_again(house: House) -> None:
     house.steps(1, 10)
-    house.archivist._history._db.execute("PRAGMA query_only = 1")
+    house.archivist._open_history()._db.execute("PRAGMA query_only = 1")
     house.tidy()
     assert "history" in house.archivist.health.error
     assert house.archivist.health.failures == 1
     assert house.scene.journal.count() == 10
-    house.archivist._history._db.execute("PRAGMA query_only = 0")
+    house.archivist._open_history()._db.execute("PRAGMA query_only = 0")
     house.tidy()
     assert house.archivist.health.error == ""
     assert house.scene.journal.count() == 0
