@@ -35,6 +35,8 @@ LOCK_FILE_NAME = "lock"
 TICK_SECONDS = 1.0
 TIDY_SECONDS = 30.0
 """Between two rounds of the archivist."""
+CLOCK_SETTLES_SECONDS = 3600.0
+"""After a start, and after the clock was set, nothing is removed for its age for as long."""
 READ_SLICE_SECONDS = 0.05
 """Reading the journal lets others work after as long, so that health checks are answered during it."""
 READ_AGAIN_SECONDS = 2.0
@@ -172,7 +174,12 @@ class Exporter:
                     self._journal = Journal(self._data_dir / FILE_NAME)
                 if self.archivist is None:
                     self.archivist = Archivist(
-                        self.core, self._recorder, self._data_dir, self.config.retention, self._needed_from
+                        self.core,
+                        self._recorder,
+                        self._data_dir,
+                        self.config.retention,
+                        self._needed_from,
+                        settling=CLOCK_SETTLES_SECONDS,
                     )
                 await self._read(self._journal)
             except Exception as error:

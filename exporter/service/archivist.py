@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from exporter.service.core import Core
@@ -26,6 +28,8 @@ MOVE_ENTRIES = 20_000
 """Most entries that are read, compressed and moved in one go; fewer where they are large."""
 DELETE_SLICE = 2000
 """Positions that are deleted in one transaction: the ingest waits for as long."""
+CLOCK_SET_SECONDS = 60.0
+"""A clock that differs by more from what has passed since the last round was set."""
 
 
 @dataclass
@@ -53,6 +57,9 @@ class Archivist:
         data_dir: the folder.
         retention: what may stay, and for how long.
         needed_from: position up to which every reader with a cursor (a sink) has read; what comes after it stays.
+        settling: seconds for which nothing is taken for old after the start, and after the clock was set: one that is
+            months ahead for a moment must not be the end of everything.
+        monotonic: seconds of a clock that nobody sets.
     """
 
     def __init__(
@@ -62,6 +69,9 @@ class Archivist:
         data_dir: Path,
         retention: Retention,
         needed_from: Callable[[], int | None],
+        *,
+        settling: float = 0.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._recorder = recorder
@@ -75,6 +85,11 @@ class Archivist:
         self._needed_from = needed_from
         self._keep_bytes = int(retention.journal_megabytes * MIB)
         self._pruned = 0
+        self._settling = settling
+        self._monotonic = monotonic
+        self._clock: tuple[float, float] | None = None
+        """Both clocks at the last round."""
+        self._steady_since = 0.0
         self.health = ArchivistHealth()
 
     def close(self) -> None:
@@ -95,12 +110,13 @@ class Archivist:
 
     async def round(self, now: float) -> None:
         """One round of everything; what fails is noted in :attr:`health` and tried again in the next."""
+        old = now - self._retention.days * 86_400.0 if self._is_steady(now) else -inf
         try:
             await asyncio.to_thread(check_structure, self._journal)
             await self._prune()
             await self._move()
-            await self._trim(now)
-            await self._forget_old(now)
+            await self._trim(old)
+            await self._forget_old(old)
             self.health.error = ""
         except JournalUnavailable as error:
             self.health.failures += 1
@@ -166,8 +182,16 @@ class Archivist:
             end = min(start + DELETE_SLICE, upto)
             await self._maintain(lambda journal, a=start, b=end: journal.delete(a, b, batches=batches))  # type: ignore[misc]
 
-    async def _trim(self, now: float) -> None:
-        before, most = now - self._retention.days * 86_400.0, int(self._retention.gigabytes * GIB)
+    def _is_steady(self, now: float) -> bool:
+        """Whether the clock has gone on like time for long enough to say how old something is."""
+        passed = self._monotonic()
+        if self._clock is None or abs(now - self._clock[0] - (passed - self._clock[1])) > CLOCK_SET_SECONDS:
+            self._steady_since = passed
+        self._clock = now, passed
+        return passed - self._steady_since >= self._settling
+
+    async def _trim(self, before: float) -> None:
+        most = int(self._retention.gigabytes * GIB)
         gone = 1
         while gone:
             async with self._turn:
@@ -176,8 +200,7 @@ class Archivist:
                 self.health.history_bytes = await asyncio.to_thread(history.bytes)
             self.health.trimmed_blocks += gone
 
-    async def _forget_old(self, now: float) -> None:
-        cutoff = now - self._retention.days * 86_400.0
+    async def _forget_old(self, cutoff: float) -> None:
         old = [
             run_id
             for run_id, it in self._core.roster.dormant.items()

@@ -125,8 +125,8 @@ class _Lost:
 
 @contextlib.contextmanager
 def _old(path: Path, *, mode: str) -> Iterator[sqlite3.Connection]:
-    """Only who may exchange the file opens it for writing (``rw``): such a connection, if it is the last one of a file
-    that was exchanged meanwhile, deletes at its end the write-ahead log of that *name*, which is the new file's."""
+    """Only who may exchange the file opens it for writing (``rw``): the last writing connection tidies up the log by
+    its name, and that may be another file's by then."""
     if not path.is_file():
         raise JournalUnavailable(f"There is no journal at {path}.")
     try:
