@@ -24,9 +24,10 @@ from exporter.service.archivist import Archivist, ArchivistHealth
 from exporter.service.core import Core
 from exporter.service.exposition import Exposition, Ingest
 from exporter.service.history import Archive
-from exporter.service.journal import FILE_NAME, Journal, JournalForeign, JournalUnavailable
+from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.recorder import ThreadedRecorder
 from exporter.service.sinks.contract import SinkHealth
+from exporter.service.stored import JournalForeign, JournalUnavailable
 
 log = logging.getLogger("exporter")
 
@@ -110,6 +111,9 @@ class Exporter:
         if self._sink is not None and self.replayed:
             await asyncio.to_thread(self._sink.stop)
         if self.replayed:
+            if self.core.mending:
+                # What is on disk of runs that did not change since may be gone too.
+                self.core.keeper.distrust(self.core.runs)
             self.core.snapshot_all()
         await asyncio.to_thread(self._recorder.close)
         if self.archivist is not None:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from exporter.service.core import Core
 from exporter.service.history import Archive
-from exporter.service.journal import Journal, JournalUnavailable
+from exporter.service.journal import Journal
 from exporter.service.recorder import Recorder
 from exporter.service.repair import Salvage, put_back, salvage
+from exporter.service.stored import JournalUnavailable
 
 log = logging.getLogger("exporter.journal")
 

@@ -26,7 +26,7 @@ from exporter.app.views import Forgotten, run_detail
 from exporter.service.admission import MAX_INTEGER, Refused
 from exporter.service.export import MEDIA_TYPES, Export
 from exporter.service.history import Archive
-from exporter.service.journal import JournalUnavailable
+from exporter.service.stored import JournalUnavailable
 
 RUNS_PATH = "/api/v1/runs/"
 MOST_EXPORTS = 2

@@ -17,8 +17,9 @@ DataDir = Annotated[Path, typer.Argument(help="Data folder of the exporter (data
 @journal_app.command("check")
 def journal_check(data_dir: DataDir) -> None:
     """Read all of the journal and say what is wrong with it; exit code 1 where something is."""
-    from exporter.service.journal import FILE_NAME, JournalUnavailable
+    from exporter.service.journal import FILE_NAME
     from exporter.service.repair import problems
+    from exporter.service.stored import JournalUnavailable
 
     try:
         found = problems(data_dir / FILE_NAME)
@@ -38,8 +39,9 @@ def journal_repair(data_dir: DataDir) -> None:
 
     from exporter.app.lifecycle import take_folder
     from exporter.config import ConfigError
-    from exporter.service.journal import FILE_NAME, JournalUnavailable
+    from exporter.service.journal import FILE_NAME
     from exporter.service.repair import problems, salvage
+    from exporter.service.stored import JournalUnavailable
 
     path = data_dir / FILE_NAME
     if not path.is_file():

@@ -18,9 +18,10 @@ from pathlib import Path
 from exporter.service.core import Core
 from exporter.service.history import FILE_NAME, GIB, MIB, Archive, History, Retention, pack
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
-from exporter.service.journal import Entry, Journal, JournalDamaged, JournalUnavailable
+from exporter.service.journal import Journal
 from exporter.service.recorder import Recorder
 from exporter.service.repair import check_structure
+from exporter.service.stored import Entry, JournalDamaged, JournalUnavailable
 
 log = logging.getLogger("exporter.archivist")
 

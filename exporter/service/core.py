@@ -24,11 +24,12 @@ from exporter.service.admission import Limits, Refused, check
 from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark, look_entry, mark_entry, read_look, read_mark
 from exporter.service.intake import Answer, Intake, note
-from exporter.service.journal import Entry, Journal, JournalUnavailable, Snapshot
+from exporter.service.journal import Journal
 from exporter.service.keeping import Keeper, heard
 from exporter.service.recorder import Recorded, Recorder
 from exporter.service.recovery_link import RecoveryLink
 from exporter.service.roster import Roster
+from exporter.service.stored import Entry, JournalUnavailable, Snapshot
 from exporter.service.watch import LOOK_SECONDS, Detectors, Report, WatchedRun
 
 log = logging.getLogger("exporter.core")

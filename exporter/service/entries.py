@@ -8,7 +8,7 @@ import msgspec
 
 from exporter.detectors.base import Verdict
 from exporter.protocol import Batch
-from exporter.service.journal import Entry
+from exporter.service.stored import Entry
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from backports import zstd
 from exporter.protocol import decode_batch, number
 from exporter.service.identity import identity
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
-from exporter.service.journal import (
+from exporter.service.stored import (
     Entry,
     JournalUnavailable,
     Snapshot,

@@ -14,9 +14,9 @@ from functools import partial
 from exporter.protocol import Batch, Command, PushAnswer
 from exporter.service.admission import Limits, Refused
 from exporter.service.entries import batch_entry
-from exporter.service.journal import Entry
 from exporter.service.recorder import Recorded, Recorder
 from exporter.service.sequences import Sequences
+from exporter.service.stored import Entry
 from exporter.service.watch import WatchedRun
 
 MAX_GPUS = 8192

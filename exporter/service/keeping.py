@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from exporter.service import snapshot
-from exporter.service.journal import Snapshot
 from exporter.service.recorder import Recorder
+from exporter.service.stored import Snapshot
 from exporter.service.watch import WatchedRun
 
 log = logging.getLogger("exporter.keeping")

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from exporter.service.journal import Entry, Journal, JournalDamaged, JournalUnavailable, Snapshot
+from exporter.service.journal import Journal
+from exporter.service.stored import Entry, JournalDamaged, JournalUnavailable, Snapshot
 
 log = logging.getLogger("exporter.journal")
 

@@ -21,6 +21,10 @@ from exporter.service.watch import AttemptReport, Report, StepDone, WatchedRun, 
 
 log = logging.getLogger("exporter.recovery")
 
+MOST_WAITING = 10_000
+"""Reports that wait for the engine. Beyond it healthy steps are left out: they only say how far a recovery has proved
+itself, and the next ones say it too."""
+
 MITIGATING_STAGES = ("commanded", "stopping", "starting", "verifying")
 
 
@@ -44,7 +48,8 @@ class RecoveryLink:
             if isinstance(report, Change):
                 it = report.after
                 log.warning("Incident %s %s (%s): %s", it.id, report.what, it.severity.label, it.summary)
-            self._untold.append((run, report, now))
+            if len(self._untold) < MOST_WAITING or not (isinstance(report, StepDone) and report.healthy):
+                self._untold.append((run, report, now))
         return self._tell_what_waits()
 
     def _tell_what_waits(self) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter.service.journal import COLUMNS, VERSION, Journal, JournalUnavailable, Snapshot, damaged
+from exporter.service.journal import COLUMNS, VERSION, Journal
+from exporter.service.stored import JournalUnavailable, Snapshot, damaged
 
 CHUNK = 512
 """Positions that are read at once; where that fails, in halves."""

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from exporter.service import snapshot
-from exporter.service.journal import JournalDamaged, Snapshot
 from exporter.service.keeping import Keeper
+from exporter.service.stored import JournalDamaged, Snapshot
 from exporter.service.watch import WatchedRun
 
 log = logging.getLogger("exporter.roster")

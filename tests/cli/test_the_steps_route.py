@@ -15,7 +15,8 @@ from exporter_process import ExporterProcess, push, running
 from exporter.app.run_routes import MOST_EXPORTS, _Exports
 from exporter.protocol import Step
 from exporter.service.admission import Refused
-from exporter.service.journal import FILE_NAME, JournalUnavailable
+from exporter.service.journal import FILE_NAME
+from exporter.service.stored import JournalUnavailable
 
 
 @pytest.fixture(scope="module")

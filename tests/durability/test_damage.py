@@ -18,8 +18,9 @@ from exporter.cli import app
 from exporter.detectors.registry import build_detectors
 from exporter.protocol import RunFinished, Step, encode
 from exporter.service.history import Archive
-from exporter.service.journal import FILE_NAME, Journal, JournalDamaged, JournalUnavailable
+from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.repair import check_structure, problems, salvage
+from exporter.service.stored import JournalDamaged, JournalUnavailable
 
 PAGE = 4096
 

@@ -19,8 +19,9 @@ from exporter.detectors.registry import build_detectors
 from exporter.protocol import RunFinished, Step, encode
 from exporter.service.history import FILE_NAME as HISTORY
 from exporter.service.history import Archive
-from exporter.service.journal import FILE_NAME, VERSION, Journal, JournalDamaged, JournalUnavailable
+from exporter.service.journal import FILE_NAME, VERSION, Journal
 from exporter.service.repair import check_structure, salvage
+from exporter.service.stored import JournalDamaged, JournalUnavailable
 
 QUICK = "ended_run_grace_seconds: 0\nretention:\n  snapshot_seconds: 1\n  journal_megabytes: 0.001\n"
 

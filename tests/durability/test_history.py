@@ -16,7 +16,7 @@ from exporter.detectors.registry import build_detectors
 from exporter.protocol import OpenPhase, PhaseReport, Step
 from exporter.service.archivist import Archivist
 from exporter.service.history import FILE_NAME, MIB, Archive, Block, History, Retention, pack
-from exporter.service.journal import Entry, JournalDamaged, JournalUnavailable
+from exporter.service.stored import Entry, JournalDamaged, JournalUnavailable
 
 DAY = 86_400.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from test_history import DAY, House
 
 from exporter.detectors.base import LiveView, Severity
 from exporter.protocol import RolloutCounts, RunFinished, Step
-from exporter.service import archivist, snapshot
+from exporter.service import archivist, recovery_link, snapshot
 from exporter.service.admission import MAX_INTEGER, Refused
 from exporter.service.archivist import Archivist
-from exporter.service.journal import FILE_NAME, Entry, Journal, Snapshot
+from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.recorder import Recorded, ThreadedRecorder
+from exporter.service.stored import Entry, Snapshot
 
 
 def test_a_run_that_cannot_be_snapshotted_keeps_its_entries_and_the_others_get_theirs(
@@ -245,3 +247,29 @@ def test_a_start_that_fails_by_a_fault_of_ours_says_so_and_is_tried_again(tmp_pa
         journal.close()
         wait_for(exporter.ready, exporter)
         assert exporter.metrics()['verl_training_steps_total{run="r"}'] == 1
+
+
+def test_what_waits_for_a_broken_recovery_store_is_bounded_and_no_incident_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_link, "MOST_WAITING", 50)
+    scene = Scene(tmp_path)
+    told: list[str] = []
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as patch:
+        for name in ("on_step", "on_incident"):
+            patch.setattr(scene.engine, name, broken)
+        for step in range(1, 101):
+            scene.step(step)
+        scene.step(101, grad=1000.0)
+        for step in range(102, 201):
+            scene.step(step)
+        assert 50 <= len(scene.core.link._untold) <= 52
+    monkeypatch.setattr(scene.engine, "on_incident", lambda incident, *_: told.append(incident.detector))
+    scene.tick()
+    assert told == ["scripted_step"]
+    assert not scene.core.link.waits
+    scene.close()

@@ -31,7 +31,7 @@ from exporter.protocol import (
     Step,
 )
 from exporter.service import snapshot
-from exporter.service.journal import JournalDamaged
+from exporter.service.stored import JournalDamaged
 
 KEYS = (
     "actor/grad_norm",

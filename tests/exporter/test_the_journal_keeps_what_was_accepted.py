@@ -14,16 +14,9 @@ from exporter_scene import Scene, batch
 from exporter.protocol import AttemptStarted, GpuReading, OpenPhase, PhaseReport, RolloutCounts, Step
 from exporter.service.admission import Refused
 from exporter.service.entries import batch_entry
-from exporter.service.journal import (
-    FILE_NAME,
-    Entry,
-    Journal,
-    JournalDamaged,
-    JournalForeign,
-    JournalUnavailable,
-    Snapshot,
-)
+from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.recorder import Recorded, ThreadedRecorder
+from exporter.service.stored import Entry, JournalDamaged, JournalForeign, JournalUnavailable, Snapshot
 
 
 def entry(seq: int, run: str = "r", sender: str = "s", kind: Any = "batch", at: float = 1.0) -> Entry:

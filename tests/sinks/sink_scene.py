@@ -15,9 +15,10 @@ from victoria import Labels
 from exporter.protocol import PROTOCOL_VERSION, Batch, Run, Sender, Step
 from exporter.service.entries import batch_entry
 from exporter.service.history import Archive
-from exporter.service.journal import FILE_NAME, Entry, Journal
+from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.sinks.influx import CURSOR_FILE_NAME, InfluxSink, Pace
 from exporter.service.sinks.settings import InfluxSettings
+from exporter.service.stored import Entry
 
 FAST = Pace(poll=0.02, first_retry=0.02, longest_retry=0.1, save=0.0, rest=0.0)
 

@@ -20,8 +20,8 @@ from exporter.protocol import (
     RolloutCounts,
     Step,
 )
-from exporter.service.journal import Entry
 from exporter.service.sinks.influx import CURSOR_FILE_NAME
+from exporter.service.stored import Entry
 
 pytestmark = needs_victoria_metrics
 

@@ -27,8 +27,8 @@ from exporter.protocol import (
     WeightsSynced,
 )
 from exporter.service.entries import batch_entry
-from exporter.service.journal import Entry
 from exporter.service.sinks.points import FIELDS_PER_LINE, Lines
+from exporter.service.stored import Entry
 
 AT = 1_700_000_000.123456
 MS = 1_000_000

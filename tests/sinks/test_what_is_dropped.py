@@ -11,7 +11,7 @@ from test_what_the_server_answers import caught_up, steps_taken
 from victoria import wait_for
 
 from exporter.protocol import OpenPhase, PhaseReport
-from exporter.service.journal import Entry
+from exporter.service.stored import Entry
 
 HOUR = 3600.0
 NOW = 1.7e9

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from exporter.service.journal import Entry
+from exporter.service.stored import Entry
 
 
 class EntrySource(Protocol):

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.service.journal import Entry, JournalUnavailable
 from exporter.service.sinks.contract import EntrySource, SinkHealth
 from exporter.service.sinks.cursor import Cursor
 from exporter.service.sinks.points import Lines
 from exporter.service.sinks.server import InfluxServer, NotAllowed, Unavailable
 from exporter.service.sinks.settings import InfluxSettings
+from exporter.service.stored import Entry, JournalUnavailable
 
 log = logging.getLogger("exporter.sinks")
 

@@ -29,7 +29,7 @@ from exporter.protocol import (
     decode_batch,
     number,
 )
-from exporter.service.journal import Entry
+from exporter.service.stored import Entry
 from exporter.signals import canonical
 
 FIELDS_PER_LINE = 400
