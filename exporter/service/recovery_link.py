@@ -25,6 +25,9 @@ MOST_WAITING = 10_000
 """Reports that wait for the engine. Beyond it healthy steps are left out: they only say how far a recovery has proved
 itself, and the next ones say it too."""
 
+WORSE = ("opened", "escalated", "reopened")
+"""Changes of an incident that the engine hears of."""
+
 MITIGATING_STAGES = ("commanded", "stopping", "starting", "verifying")
 
 
@@ -48,6 +51,8 @@ class RecoveryLink:
             if isinstance(report, Change):
                 it = report.after
                 log.warning("Incident %s %s (%s): %s", it.id, report.what, it.severity.label, it.summary)
+                if report.what not in WORSE:
+                    continue
             if len(self._untold) < MOST_WAITING or not (isinstance(report, StepDone) and report.healthy):
                 self._untold.append((run, report, now))
         return self._tell_what_waits()
@@ -71,7 +76,7 @@ class RecoveryLink:
             self._engine.on_attempt(run_id, report.event, report.attempt, now)
         elif isinstance(report, CommandProgress):
             self._engine.on_progress(run_id, report, now)
-        elif report.what in ("opened", "escalated", "reopened"):
+        else:
             self._engine.on_incident(open_incident(report.after), run.facts(), now)
 
     def command(self, run_id: str, now: float) -> Command | None:
@@ -145,8 +150,11 @@ class RecoveryLink:
         return recovery.stage if recovery is not None else ""
 
     def _failed(self, error: sqlite3.Error) -> None:
-        self.error = f"The recovery store cannot be used: {error}."
-        log.error("%s What the engine has to hear waits until it can.", self.error)
+        why = f"The recovery store cannot be used: {error}."
+        if why != self.error:
+            # Once, and not for each push: the log is on a disk too.
+            log.error("%s What the engine has to hear waits until it can.", why)
+        self.error = why
 
 
 def _recovered(recovery_id: str, incidents: list[str]) -> Mark:

@@ -250,7 +250,7 @@ def test_a_start_that_fails_by_a_fault_of_ours_says_so_and_is_tried_again(tmp_pa
 
 
 def test_what_waits_for_a_broken_recovery_store_is_bounded_and_no_incident_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recovery_link, "MOST_WAITING", 50)
     scene = Scene(tmp_path)
@@ -268,6 +268,7 @@ def test_what_waits_for_a_broken_recovery_store_is_bounded_and_no_incident_is_le
         for step in range(102, 201):
             scene.step(step)
         assert 50 <= len(scene.core.link._untold) <= 52
+    assert sum("recovery store" in record.getMessage() for record in caplog.records) == 1
     monkeypatch.setattr(scene.engine, "on_incident", lambda incident, *_: told.append(incident.detector))
     scene.tick()
     assert told == ["scripted_step"]
