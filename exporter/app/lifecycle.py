@@ -23,6 +23,7 @@ from exporter.service.admission import Refused
 from exporter.service.archivist import Archivist, ArchivistHealth
 from exporter.service.core import Core
 from exporter.service.exposition import Exposition, Ingest
+from exporter.service.forgetting import check_forgettable, note_forgotten
 from exporter.service.history import Archive
 from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.recorder import ThreadedRecorder
@@ -140,12 +141,13 @@ class Exporter:
             wait = 5 if self.core.journal_error else 1
             raise Refused("starting", f"{self.reasons_not_ready()[0]} Try again.", status=503, retry_after=wait)
 
-    async def forget(self, run_id: str) -> None:
-        """Remove a run from memory and from disk; its lines in the audit log stay.
+    async def forget(self, run_id: str, who: str = "") -> None:
+        """Remove a run from memory and from disk; that ``who`` did so, and its other lines, stay in the audit log.
 
         Raises :class:`Refused`: 404 where it is not known, 409 while something happens in it, 503 where the disk fails.
         """
-        self.core.check_forgettable(run_id, self.clock())
+        check_forgettable(self.core, run_id, self.clock())
+        note_forgotten(self.core, run_id, who or "somebody", self.clock())
         assert self.archivist is not None, "there is no run before the journal has been read"
         self.core.roster.forget(run_id)
         try:
@@ -156,6 +158,7 @@ class Exporter:
 
     async def _run(self) -> None:
         journal = await self._read_until_it_works()
+        self.core.begin(journal.watched(), self.clock())
         self._recorder.start(journal, asyncio.get_running_loop().call_soon_threadsafe)
         self.replayed = True
         if self._sink is not None:
@@ -209,7 +212,7 @@ class Exporter:
             # A journal that is new, or was restored from a backup: what the history has must not be given again.
             journal.go_on_above(await asyncio.to_thread(self.archive.moved_upto))
         await _in_slices(self.core.load(journal.snapshots(), self.clock()))
-        entries = await _in_slices(self.core.replay(journal.read(), journal.delivered()))
+        entries = await _in_slices(self.core.replay(journal.read(), journal.delivered(), journal.watched()))
         self.core.keeper.applied = max(self.core.keeper.applied, journal.position)
         seconds, known = time.monotonic() - began, len(self.core.runs) + len(self.core.roster.dormant)
         log.info("Read the journal in %.2f s: %d runs, %d entries after their snapshots", seconds, known, entries)

@@ -164,6 +164,12 @@ class RecoveryEngine:
         with self._lock:
             return self._store.audit(limit)
 
+    def note_forgotten(self, run_id: str, who: str, now: float) -> None:
+        """Somebody removed a run and all that was pushed for it; what was decided about it stays."""
+        summary = f"{who} removed the run with all that was pushed for it."
+        with self._lock, self._store.transaction():
+            self._store.note(now, run_id, "", "forgotten", summary, data={"who": who})
+
     @property
     def changes(self) -> int:
         """Grows with every write to the store: while it stays, so does every answer of :meth:`state_of`."""

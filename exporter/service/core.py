@@ -22,23 +22,26 @@ from exporter.recovery.record import Decision
 from exporter.service import snapshot
 from exporter.service.admission import Limits, Refused, check
 from exporter.service.detector_times import DetectorTimes
-from exporter.service.entries import Look, Mark, look_entry, mark_entry, read_look, read_mark
+from exporter.service.entries import Look, Mark, look_entry, mark_entry, read_look, read_mark, start_entry
 from exporter.service.intake import Answer, Intake, note
 from exporter.service.journal import Journal
 from exporter.service.keeping import Keeper, heard
 from exporter.service.recorder import Recorded, Recorder
 from exporter.service.recovery_link import RecoveryLink
+from exporter.service.replaying import Replay
 from exporter.service.roster import Roster
 from exporter.service.stored import Entry, JournalUnavailable, Snapshot
-from exporter.service.watch import LOOK_SECONDS, Detectors, Report, WatchedRun
+from exporter.service.watch import Detectors, Report, WatchedRun
 
 log = logging.getLogger("exporter.core")
 
 ABANDONED_SECONDS = 7 * 86_400.0
 """A run that fell silent, or ended with something that nobody acknowledged, stays in ``/metrics`` for this long."""
 
-ALIVE_SECONDS = 600.0
-"""A run that is running and was heard within this time cannot be forgotten."""
+WATCH_SECONDS = 10.0
+"""How often it is written down that somebody watches: what a start has to take for time in which nobody did."""
+
+SAY_AGAIN_SECONDS = 60.0
 
 
 class Core:
@@ -94,6 +97,8 @@ class Core:
         )
         self._pending: set[tuple[str, str]] = set()
         self._asked = count()
+        self._full_said = 0.0
+        self._watched = 0.0
 
     @property
     def runs(self) -> dict[str, WatchedRun]:
@@ -145,10 +150,14 @@ class Core:
     def _check_runs(self, now: float, arriving: int) -> None:
         watched = arriving + sum(1 for run in self.runs.values() if self.shown(run, now))
         if watched >= self._limits.runs:
+            if not 0 <= now - self._full_said < SAY_AGAIN_SECONDS:
+                self._full_said = now
+                log.warning("A new run is refused: %d are watched, as many as limits.runs allows", watched)
             raise Refused(
                 "too_many_runs",
                 f"{watched} runs are watched already, and at most {self._limits.runs} are (limits.runs): "
-                "raise the limit, or wait until the grace time of an ended run is over.",
+                "raise the limit, wait until the grace time of an ended run is over, or forget runs that are over "
+                "(verl-sentinel runs forget).",
                 where="$.run.run_id",
                 status=429,
                 retry_after=60,
@@ -177,38 +186,33 @@ class Core:
 
         yield from self.roster.load(known, awake)
 
-    def replay(self, entries: Iterable[Entry], delivered: int) -> Iterator[int]:
+    def replay(self, entries: Iterable[Entry], delivered: int, watched: float = 0.0) -> Iterator[int]:
         """Apply what came after the snapshots; yields the position after each entry.
 
         ``delivered`` is the position up to which the recovery engine was told; what came after it is told again.
+        ``watched`` is when an exporter was last there, Unix seconds.
         """
-        for entry in entries:
-            if not self.keeper.has(entry.run_id, entry.position):
-                run = self.roster.find(entry.run_id)
-                if run is not None and entry.at - run.last_look >= LOOK_SECONDS:
-                    # Live detectors remember what they saw: let them see it again. What they concluded is journalled.
-                    run.look(entry.at)
-                self._apply(entry, entry.position, tell=entry.position > delivered)
-            yield entry.position
+
+        def apply(entry: Entry) -> None:
+            self._apply(entry, entry.position, tell=entry.position > delivered)
+
+        self.link.again = True
+        yield from Replay(self.roster, self.keeper, apply).through(entries, watched)
+        self.link.again = False
+
+    def begin(self, watched: float, now: float) -> None:
+        """The journal has been read: from here on somebody watches again."""
+        self._recorder.record(start_entry(watched, now), lambda _, outcome: self._note_write(outcome.error))
+        self.note_watching(now)
 
     def clear(self) -> None:
         """Forget all runs: the journal will be read again from its beginning."""
         self.roster.clear()
         self.keeper.applied = 0
 
-    def check_forgettable(self, run_id: str, now: float) -> None:
-        """Raise :class:`Refused`: 404 where the run is not known, 409 while something still happens in it."""
-        run = self.find(run_id)
-        if run is None:
-            raise Refused("not_found", f"No run {run_id} has ever pushed.", status=404)
-        arriving = run_id in self.intake.busy() or any(one == run_id for one, _ in self._pending)
-        state = self.link.state_of(run_id)
-        if arriving or (run.state.running and now - heard(run) < ALIVE_SECONDS):
-            message = f"Run {run_id} is running: it was heard {max(now - heard(run), 0.0):.0f} s ago. Stop it first."
-            raise Refused("running", message, status=409)
-        if state is not None and state.active is not None:
-            message = f"Recovery {state.active.id} of run {run_id} is under way: wait for its end, or refuse it."
-            raise Refused("running", message, status=409)
+    def busy(self, run_id: str) -> bool:
+        """Whether something of the run is on its way to disk."""
+        return run_id in self.intake.busy() or any(one == run_id for one, _ in self._pending)
 
     def snapshot_all(self) -> None:
         """Before the end: what is on disk then is all there is."""
@@ -273,6 +277,16 @@ class Core:
             self._put_to_sleep(now)
         if self.journal_error:
             self._recorder.maintain(Journal.probe, self._probed)
+        elif not 0 <= now - self._watched < WATCH_SECONDS:
+            self.note_watching(now)
+
+    def note_watching(self, now: float) -> None:
+        """Write down that somebody watches; on a disk that fails this is found here, also where nobody pushes."""
+        self._watched = now
+        self._recorder.maintain(lambda journal: journal.note_watching(now), self._watching_noted)
+
+    def _watching_noted(self, error: str) -> None:
+        self.journal_error = error or self.journal_error
 
     def _put_to_sleep(self, now: float) -> None:
         busy = self.intake.busy() | {run_id for run_id, _ in self._pending}
@@ -351,7 +365,7 @@ class Core:
             elif run is not None:
                 if entry.kind == "look":
                     reports = run.apply_look(read_look(entry), entry.at)
-                else:
+                elif entry.kind == "mark":
                     reports = run.apply_mark(read_mark(entry), entry.at)
         finally:
             self.keeper.note(entry.run_id if run is not None else "", position, entry.at)

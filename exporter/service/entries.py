@@ -28,9 +28,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """An exporter began to watch, and before it nobody did since a moment (Unix seconds)."""
+
+    watched: float
+
+
 _encoder = msgspec.msgpack.Encoder()
 _look = msgspec.msgpack.Decoder(Look)
 _mark = msgspec.msgpack.Decoder(Mark)
+_start = msgspec.msgpack.Decoder(Start)
 
 
 def batch_entry(batch: Batch, at: float) -> Entry:
@@ -60,3 +67,11 @@ def read_look(entry: Entry) -> Look:
 
 def read_mark(entry: Entry) -> Mark:
     return _mark.decode(entry.body)
+
+
+def start_entry(watched: float, at: float) -> Entry:
+    return Entry(kind="start", at=at, run_id="", body=_encoder.encode(Start(watched=watched)))
+
+
+def read_start(entry: Entry) -> Start:
+    return _start.decode(entry.body)

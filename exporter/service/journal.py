@@ -5,7 +5,8 @@ One SQLite file in WAL mode with two things in it. The *entries*, which only eve
 - ``batch``: an accepted push;
 - ``beat``: a push that only says "still here" (nothing but open phases);
 - ``look``: what the live detectors said at a moment at which it changed an incident;
-- ``mark``: a person or a recovery changed an incident.
+- ``mark``: a person or a recovery changed an incident;
+- ``start``: an exporter began to watch again.
 
 And one *snapshot* a run: its whole state after the entry at the snapshot's position. State is rebuilt from the
 snapshots and the entries that came after them, so what is before them may go: :mod:`exporter.service.archivist` moves

@@ -250,7 +250,7 @@ class ThreadedRecorder:
             error = str(failed) or repr(failed)
             self._note_failure(failed)
         else:
-            self._failed_at = None
+            self._works()
             if delivered:
                 self._delivered_at = began
             self._health.committed(len(entries), len(snapshots), time.perf_counter() - began)
@@ -274,7 +274,7 @@ class ThreadedRecorder:
         try:
             self._recover()
             item.work(self._journal)
-            self._failed_at = None
+            self._works()
         except Exception as failed:  # noqa: BLE001 - as above
             error = str(failed) or repr(failed)
             self._note_failure(failed)
@@ -285,6 +285,11 @@ class ThreadedRecorder:
         if self._failed_at is not None and time.monotonic() - self._failed_at >= REOPEN_SECONDS:
             self._failed_at = time.monotonic()
             self._journal.reopen()
+
+    def _works(self) -> None:
+        if self._failed_at is not None:
+            log.warning("The journal %s can be written again", self._journal.path)
+            self._failed_at = None
 
     def _note_failure(self, error: Exception) -> None:
         self._health.failures += 1

@@ -38,6 +38,8 @@ class RecoveryLink:
         self._engine = engine
         self.error = ""
         """Why the recovery store cannot be used; empty while it can."""
+        self.again = False
+        """While the journal is read at a start."""
         self._untold: deque[tuple[WatchedRun, Report, float]] = deque()
 
     @property
@@ -49,13 +51,20 @@ class RecoveryLink:
         """Tell the engine what happened, in order; whether it knows everything now."""
         for report in reports:
             if isinstance(report, Change):
-                it = report.after
-                log.warning("Incident %s %s (%s): %s", it.id, report.what, it.severity.label, it.summary)
+                self._say(report)
                 if report.what not in WORSE:
                     continue
             if len(self._untold) < MOST_WAITING or not (isinstance(report, StepDone) and report.healthy):
                 self._untold.append((run, report, now))
         return self._tell_what_waits()
+
+    def _say(self, change: Change) -> None:
+        it = change.after
+        text = it.resolution if change.what == "resolved" else it.summary
+        # What is told again at a start was said when it happened.
+        level = logging.INFO if change.what == "resolved" or self.again else logging.WARNING
+        again = ", told again at the start" if self.again else ""
+        log.log(level, "Incident %s %s (%s)%s: %s", it.id, change.what, it.severity.label, again, text)
 
     def _tell_what_waits(self) -> bool:
         while self._untold:

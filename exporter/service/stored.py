@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["batch", "beat", "look", "mark"]
+Kind = Literal["batch", "beat", "look", "mark", "start"]
 
 
 class JournalUnavailable(Exception):

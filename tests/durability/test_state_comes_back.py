@@ -269,3 +269,41 @@ def test_the_same_push_twice_at_once_counts_once_and_both_are_answered(tmp_path:
     assert [answer.duplicate for answer in answers] == [False, True, True]
     assert scene.run().state.steps_total == 1
     scene.close()
+
+
+def test_a_silence_goes_on_over_a_kill_and_is_not_taken_for_time_in_which_nobody_watched(scene: Scene) -> None:
+    scene.step(1)
+    scene.tick(1.0, times=200)
+    opened = scene.incidents()["silent_run"]
+    assert opened.severity.label == "critical"
+    scene.restart()
+    scene.tick(1.0, times=60)
+    assert scene.incidents()["silent_run"].id == opened.id
+    scene.restart()
+    assert scene.incidents()["silent_run"].score >= opened.score
+
+
+def test_an_exporter_that_is_killed_every_minute_still_pages_for_a_run_that_is_silent(scene: Scene) -> None:
+    scene.step(1)
+    for _ in range(4):
+        scene.tick(1.0, times=60)
+        scene.restart()
+    assert scene.incidents()["silent_run"].severity.label == "critical"
+
+
+def test_time_in_which_the_exporter_was_down_is_no_silence_of_the_run(scene: Scene) -> None:
+    scene.step(1)
+    scene.tick(1.0, times=5)
+    scene.restart()
+    scene.now += 3000.0
+    scene.tick(1.0, times=20)
+    assert not scene.incidents()
+
+
+def test_nothing_is_told_twice_as_if_it_were_new(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.step(1, grad=math.nan)
+    assert "opened (critical): " in caplog.text
+    caplog.clear()
+    scene.core.recorder.delivered(0)
+    scene.restart()
+    assert "opened (critical): " not in caplog.text

@@ -113,8 +113,11 @@ class Scene:
         )
         for _ in self.core.load(self.journal.snapshots(), self.now):
             pass
-        for _ in self.core.replay(self.journal.read(), self.journal.delivered()):
+        watched = self.journal.watched()
+        for _ in self.core.replay(self.journal.read(), self.journal.delivered(), watched):
             pass
+        if watched:
+            self.core.begin(watched, self.now)
 
     def restart(self) -> None:
         self.close()
