@@ -38,6 +38,9 @@ def decoded(decode: Callable[[], _T]) -> _T:
 
 def malformed(error: msgspec.DecodeError) -> Refused:
     message, _, place = str(error).partition(" - at `")
+    key, in_dict, field = place.partition("` in `")  # of a key that is no text
+    if in_dict:
+        message, place = f"{message} as a {key}", field
     where = place.rstrip("`") or ("$" if isinstance(error, msgspec.ValidationError) else "body")
     return Refused("malformed", f"The body is not what is expected: {message.removesuffix('.')}.", where=where)
 

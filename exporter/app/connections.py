@@ -92,7 +92,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arriving_since = self._keeper.monotonic()
         self._keeper.open.add(self)
         if len(self._keeper.open) > self._keeper.most:
-            self._refuse(503, "connections", "There are too many connections. Try again.", retry_after="5")
+            sentence = (
+                f"There are {self._keeper.most} connections already, and no more are taken (limits.connections, or as "
+                "many as the system lets the exporter have files). Try again."
+            )
+            self._refuse(503, "connections", sentence, retry_after="5")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._keeper.open.discard(self)

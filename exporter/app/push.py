@@ -7,7 +7,6 @@ refused, and how that is told, is the same as everywhere.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from functools import partial
 
@@ -19,13 +18,11 @@ from exporter.app.answers import Headers, RawHeaders, Written, fault, refusal, w
 from exporter.app.asked import decoded, settle, settled
 from exporter.app.bodies import Bodies, Disconnected, content_type
 from exporter.app.lifecycle import Exporter
+from exporter.app.offence import explained
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Batch, PushAnswer, decode_batch, protocol_of
 from exporter.service.admission import Pace, Refused, check_protocol
 
 PUSH_TYPES = {MSGPACK: MSGPACK, "application/x-msgpack": MSGPACK, JSON: JSON}
-
-NON_FINITE_IN_JSON = 'JSON has no NaN: a metric is a number, or the string "NaN", "Infinity" or "-Infinity".'
-_BARE_NON_FINITE = re.compile(rb"[:,\[]\s*-?(NaN|Infinity)\b")
 
 WAITING_BYTES = 64 * 1024 * 1024
 """Of the bodies that wait for the journal, all together. A disk that is so far behind is one that senders should know
@@ -95,6 +92,4 @@ def decode(body: bytes, kind: str) -> Batch:
         # Of another version the whole shape may be another; what has to be said then is that, not the field.
         if (version := protocol_of(body, kind)) is not None:
             check_protocol(version)
-        if kind == JSON and (".metrics[" in refused.where or _BARE_NON_FINITE.search(body)):
-            raise Refused("malformed", f"{refused} {NON_FINITE_IN_JSON}", where=refused.where) from None
-        raise
+        raise explained(refused, body, kind) from None

@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from litestar import Litestar, Request, Response, delete, get
 from litestar.handlers import HTTPRouteHandler
@@ -23,8 +23,8 @@ from exporter.app.access import Access
 from exporter.app.answers import answer
 from exporter.app.lifecycle import Exporter
 from exporter.app.views import Forgotten, run_detail
-from exporter.service.admission import MAX_INTEGER, Refused
-from exporter.service.export import MEDIA_TYPES, Export
+from exporter.service.admission import MAX_INTEGER, Refused, shortened
+from exporter.service.export import MEDIA_TYPES, Export, Format
 from exporter.service.history import Archive
 from exporter.service.stored import JournalUnavailable
 
@@ -67,19 +67,20 @@ def run_routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
     async def steps(
         request: AnyRequest,
         run_id: str,
-        format: Literal["jsonl", "csv"] = "jsonl",
+        format: str = "jsonl",
         attempt: int | None = Parameter(default=None, ge=1, lt=MAX_INTEGER),
         all_attempts: bool = False,
     ) -> Stream:
         """Metrics of every step under verl's own keys, oldest first."""
         read(request)
         name = named(run_id)
+        form = form_of(format)
         export = Export(lambda: archive.steps(name), attempt=attempt, all_attempts=all_attempts)
-        first, rest = await exports.begin(lambda: export.chunks(format))
+        first, rest = await exports.begin(lambda: export.chunks(form))
         if not export.parts and core.find(name) is None:
             await rest.aclose()
             raise no_run(name)
-        return Stream(joined(first, rest), media_type=MEDIA_TYPES[format])
+        return Stream(joined(first, rest), media_type=MEDIA_TYPES[form])
 
     @delete(RUNS_PATH + "{run_id:str}", status_code=200)
     async def forget(request: AnyRequest, run_id: str) -> Response[bytes]:
@@ -102,6 +103,15 @@ def named(segment: str) -> str:
         return urllib.parse.unquote(segment, errors="strict")
     except UnicodeDecodeError:
         raise Refused("not_found", "The run id in the path is not UTF-8 text.", status=404) from None
+
+
+def form_of(wanted: str) -> Format:
+    """The form of a file that the query asks for. Raises :class:`Refused` with those that there are."""
+    found = next((form for form in MEDIA_TYPES if form == wanted), None)
+    if found is None:
+        message = f"There is no format {shortened(wanted)}: take {' or '.join(MEDIA_TYPES)}."
+        raise Refused("malformed", message, where="query format")
+    return found
 
 
 def no_run(name: str) -> Refused:

@@ -5,8 +5,9 @@ A refusal names what was wrong and where, carries the status to answer with, and
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Sized
 
 import msgspec
 
@@ -26,6 +27,9 @@ MAX_PARTS = 1000
 
 MAX_OPEN_PHASES = 64
 """Each is a series in ``/metrics``; verl nests a handful."""
+
+SHOWN_CHARACTERS = 60
+"""Of a name that somebody gave, in a sentence: enough to find it."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +127,7 @@ def check(batch: Batch, limits: Limits) -> None:
         name(getattr(batch.run, field), f"$.run.{field}", limits, empty=True)
     _integer(batch.run.attempt, "$.run.attempt", least=1)
     _integer(batch.seq, "$.seq", least=1)
-    _parts(batch.steps, "$.steps", limits.steps_per_batch)
+    _parts(batch.steps, "$.steps", limits.steps_per_batch, "limits.steps_per_batch")
     _parts(batch.gpus, "$.gpus", MAX_PARTS)
     _parts(batch.events, "$.events", MAX_PARTS)
     for index, step in enumerate(batch.steps):
@@ -162,6 +166,25 @@ def check_protocol(version: int) -> None:
         )
 
 
+def shortened(name: str) -> str:
+    """A name as it stands in a sentence or a path: quoted, and its first characters only where it is long.
+
+    >>> shortened("actor/loss"), shortened("a" * 61) == '"' + "a" * 60 + '…"'
+    ('"actor/loss"', True)
+    """
+    start = name[:SHOWN_CHARACTERS]
+    return json.dumps(start + "…" * (len(name) > len(start)), ensure_ascii=not start.isprintable())
+
+
+def keyed(where: str, key: str) -> str:
+    """The path of a dict's value.
+
+    >>> keyed("$.steps[0].metrics", "a")
+    '$.steps[0].metrics["a"]'
+    """
+    return f"{where}[{shortened(key)}]"
+
+
 def name(value: str, where: str, limits: Limits, *, empty: bool = False) -> None:
     """Check a name that becomes a key or a label: printable, and of bounded length."""
     if not value and not empty:
@@ -169,11 +192,13 @@ def name(value: str, where: str, limits: Limits, *, empty: bool = False) -> None
     if len(value) > limits.name_length:
         raise Refused(
             "name_too_long",
-            f"A name has {len(value)} characters, at most {limits.name_length} are accepted (limits.name_length).",
+            f"The name {shortened(value)} has {len(value)} characters, and the most is {limits.name_length} "
+            "(limits.name_length).",
             where=where,
         )
     if not value.isprintable():
-        raise Refused("malformed", f"The name {value!r} has characters that cannot be printed.", where=where)
+        message = f"The name {shortened(value)} has characters that cannot be printed."
+        raise Refused("malformed", message, where=where)
 
 
 def _step(step: Step, where: str, limits: Limits) -> None:
@@ -181,13 +206,13 @@ def _step(step: Step, where: str, limits: Limits) -> None:
     if len(step.metrics) > limits.metrics_per_step:
         raise Refused(
             "too_many_metrics",
-            f"Step {step.step} has {len(step.metrics)} metrics, at most {limits.metrics_per_step} are accepted "
+            f"Step {step.step} has {len(step.metrics)} metrics, and the most is {limits.metrics_per_step} "
             "(limits.metrics_per_step).",
             where=f"{where}.metrics",
         )
     for key in step.metrics:
         if len(key) > limits.name_length:
-            name(key, f"{where}.metrics", limits)
+            name(key, keyed(f"{where}.metrics", key), limits)
 
 
 def _event(event: Event, where: str, limits: Limits) -> None:
@@ -198,21 +223,25 @@ def _event(event: Event, where: str, limits: Limits) -> None:
     if isinstance(event, HooksReported):
         _parts(event.installed, f"{where}.installed", MAX_PARTS)
         _parts(event.missing, f"{where}.missing", MAX_PARTS)
-        for hook in (*event.installed, *(missing.name for missing in event.missing)):
-            name(hook, where, limits)
+        for index, hook in enumerate(event.installed):
+            name(hook, f"{where}.installed[{index}]", limits)
+        for index, missing in enumerate(event.missing):
+            name(missing.name, f"{where}.missing[{index}].name", limits)
     elif isinstance(event, RunStarted):
         _parts(event.config, f"{where}.config", 10 * MAX_PARTS)
         for key, value in event.config.items():
             # A seed may well be a 64-bit number; JSON carries larger ones, which the journal cannot.
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
-                message = f"The value of {key!r} in the configuration does not fit into 64 bits."
-                raise Refused("malformed", message, where=f"{where}.config")
+                message = f"The value of {shortened(key)} in the configuration does not fit into 64 bits."
+                raise Refused("malformed", message, where=keyed(f"{where}.config", key))
 
 
-def _parts(parts: Iterable[object], where: str, most: int) -> None:
-    count = len(list(parts))
-    if count > most:
-        raise Refused("too_many_parts", f"The push has {count} entries here, at most {most} are accepted.", where=where)
+def _parts(parts: Sized, where: str, most: int, setting: str = "") -> None:
+    if len(parts) > most:
+        field = where.rpartition(".")[2]
+        bound = f"({setting})" if setting else "(which is no setting)"
+        message = f"The push has {len(parts)} entries in {field}, and the most is {most} {bound}: send fewer a push."
+        raise Refused("too_many_parts", message, where=where)
 
 
 def _integer(value: int, where: str, least: int = 0) -> None:

@@ -39,7 +39,7 @@ def test_a_slash_in_a_run_id_does_not_part_the_path(exporter: ExporterProcess) -
 @pytest.mark.parametrize(
     ("query", "status", "word"),
     [
-        ("format=xml", 400, "format"),
+        ("format=xml", 400, "take jsonl or csv."),
         ("attempt=0", 400, "attempt"),
         ("attempt=x", 400, "attempt"),
         ("all_attempts=perhaps", 400, "all_attempts"),

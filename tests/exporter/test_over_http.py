@@ -78,6 +78,7 @@ def _changed(path: str, value: Any) -> dict[str, Any]:
 
 
 METRICS = "steps/0/metrics"
+LOSS = '$.steps[0].metrics["actor/loss"]'
 
 
 @pytest.mark.parametrize(
@@ -87,13 +88,13 @@ METRICS = "steps/0/metrics"
         (_changed("run/run_id", 7), 400, "$.run.run_id", "Expected `str`, got `int`"),
         (_changed("run/run_id", ""), 400, "$.run.run_id", "A name is empty"),
         (_changed("run/run_id", "a\nb"), 400, "$.run.run_id", "cannot be printed"),
-        (_changed("run/run_id", "x" * 300), 400, "$.run.run_id", "300 characters, at most 256"),
+        (_changed("run/run_id", "x" * 300), 400, "$.run.run_id", "300 characters, and the most is 256"),
         (_changed("run/attempt", 0), 400, "$.run.attempt", "out of range"),
         (_changed("sender/role", "king"), 400, "$.sender.role", "Invalid enum value"),
         (_changed("seq", 0), 400, "$.seq", "out of range"),
         (_changed("seq", 2**60), 400, "$.seq", "out of range"),
         (_changed("steps/0/step", -1), 400, "$.steps[0].step", "out of range"),
-        (_changed(METRICS, {"actor/loss": "nan"}), 400, "$.steps[0].metrics[...]", 'or the string "NaN"'),
+        (_changed(METRICS, {"actor/loss": "nan"}), 400, LOSS, 'is the text "nan". A metric is a number, "NaN"'),
         (_changed(METRICS, {f"m{i}": 1.0 for i in range(2001)}), 400, "$.steps[0].metrics", "2001 metrics"),
         (_changed("steps", [{"step": 1, "metrics": {}}] * 1001), 400, "$.steps", "1001 entries"),
         (
@@ -105,7 +106,7 @@ METRICS = "steps/0/metrics"
         (
             _changed("events", [{"type": "run_started", "time": 1, "config": {"seed": 2**64}}]),
             400,
-            "$.events[0].config",
+            '$.events[0].config["seed"]',
             "does not fit into 64 bits",
         ),
         (_changed("events", [{"type": "party"}]), 400, "$.events[0].type", "Invalid value"),

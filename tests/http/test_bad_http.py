@@ -176,8 +176,11 @@ def test_more_connections_than_the_limit_are_told_to_come_again_and_senders_go_o
         sender.sendall(request)
         assert sender.recv(65536).startswith(b"HTTP/1.1 200 OK")
         idle = [held.enter_context(talking(exporter)) for _ in range(60)]
-        refused = [connection for connection in idle[25:] if everything(connection).startswith(b"HTTP/1.1 503")]
+        refused = [answer for connection in idle[25:] if (answer := everything(connection)).startswith(b"HTTP/1.1 503")]
         assert len(refused) == 35
+        assert all(
+            b"There are 20 connections already, and no more are taken (limits.connections" in it for it in refused
+        )
         sender.sendall(request)
         assert sender.recv(65536).startswith(b"HTTP/1.1 200 OK")
         for connection in idle:
