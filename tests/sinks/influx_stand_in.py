@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ class Said:
 
     status: int = 204
     message: str = ""
-    """Of InfluxDB's JSON; a text that begins with < is sent as HTML."""
+    """Of InfluxDB's JSON; a text that begins with < is sent as HTML. Without one, and with 204, the body is empty."""
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -30,9 +31,9 @@ class Write:
 
 
 class InfluxStandIn:
-    """``answer`` decides for each write; what it takes with 2xx is in ``taken``."""
+    """``answer`` decides for each write; what it takes, with 204, is in ``taken``. With ``tls`` it speaks HTTPS."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.answer: Callable[[Write], Said] = lambda write: Said()
         self.writes: list[Write] = []
         self.taken: list[str] = []
@@ -53,12 +54,12 @@ class InfluxStandIn:
                 )
                 stand_in.writes.append(write)
                 said = stand_in.answer(write)
-                if said.status < 300:
+                if said.status == 204:
                     stand_in.taken.extend(write.lines)
                 self.send_response(said.status)
                 html = said.message.startswith("<")
                 text = said.message if html else f'{{"code": "invalid", "message": "{said.message}"}}'
-                content = b"" if said.status == 204 else text.encode()
+                content = b"" if said.status == 204 or not said.message else text.encode(errors="surrogateescape")
                 self.send_header("Content-Type", "text/html" if html else "application/json")
                 self.send_header("Content-Length", str(len(content)))
                 for name, value in said.headers.items():
@@ -71,7 +72,9 @@ class InfluxStandIn:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,10 +19,23 @@ from victoria import wait_for
 from exporter.service.sinks.influx import CURSOR_FILE_NAME, InfluxSink, Pace
 
 TOKEN = "s3cret-t0ken=="
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the program openssl is not installed")
 
 
 def caught_up(sink: InfluxSink, last: int) -> None:
     wait_for("all is sent", lambda: sink.needs_from() > last)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """Certificate and key for 127.0.0.1; the certificate is its own authority."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+        "-subj", "/CN=influxdb", "-addext", "subjectAltName=IP:127.0.0.1",
+        "-keyout", str(key), "-out", str(certificate),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
 
 
 def steps_taken(influx: InfluxStandIn) -> set[int]:
@@ -89,6 +105,72 @@ def test_a_request_that_is_too_large_is_halved(scene: Scene, influx: InfluxStand
     sink.stop()
     assert steps_taken(influx) == set(range(1, 101))
     assert sink.health().rejected_points == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "told"),
+    [
+        (200, "<html><title>Sign in</title></html>", "<html><title>Sign in</title></html>"),
+        (200, "", "nothing"),
+        (200, "you are not signed in", "you are not signed in"),
+        (201, "created", "created"),
+        (202, "accepted", "accepted"),
+    ],
+)
+def test_what_only_looks_like_success_is_told_and_loses_nothing(
+    scene: Scene, influx: InfluxStandIn, caplog: pytest.LogCaptureFixture, status: int, message: str, told: str
+) -> None:
+    influx.answer = lambda write: Said(status, message)
+    last = scene.step(1).position
+    sink = scene.sink(influx.url)
+    sink.start()
+    wait_for("it is told", lambda: not sink.health().up and sink.health().failed_writes >= 2)
+    error = sink.health().last_error
+    assert f"answered {status}" in error
+    assert told in error
+    assert "not 204" in error
+    assert "check url" in error
+    assert error in caplog.text
+    assert (sink.health().lag_entries, sink.health().written_points, sink.needs_from()) == (1, 0, 1)
+    influx.answer = lambda write: Said()
+    caught_up(sink, last)
+    sink.stop()
+    assert steps_taken(influx) == {1}
+
+
+def test_an_answer_that_is_no_text_is_told_and_loses_nothing(scene: Scene, influx: InfluxStandIn) -> None:
+    influx.answer = lambda write: Said(200, "<html>\udcff\udcfe</html>")
+    last = scene.step(1).position
+    sink = scene.sink(influx.url)
+    sink.start()
+    wait_for("it is told", lambda: "answered what no InfluxDB answers" in sink.health().last_error)
+    influx.answer = lambda write: Said()
+    caught_up(sink, last)
+    sink.stop()
+    assert steps_taken(influx) == {1}
+
+
+@needs_openssl
+def test_a_certificate_that_is_not_trusted_is_told_with_the_setting_that_mends_it(scene: Scene, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    influx = InfluxStandIn(context)
+    try:
+        last = scene.step(1).position
+        sink = scene.sink(influx.url)
+        sink.start()
+        wait_for("it is told", lambda: not sink.health().up)
+        sink.stop(timeout=0.0)
+        assert "CERTIFICATE_VERIFY_FAILED" in sink.health().last_error
+        assert "name the authority's PEM file in influxdb.ca_file" in sink.health().last_error
+        trusting = scene.sink(influx.url, ca_file=str(certificate))
+        trusting.start()
+        caught_up(trusting, last)
+        trusting.stop()
+        assert steps_taken(influx) == {1}
+    finally:
+        influx.close()
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 302, 400])

@@ -19,6 +19,11 @@ MESSAGE_LENGTH = 300
 SPLITS = 100
 """Halvings that may be spent on the points that a server refuses in one request; then the rest of it is left out."""
 
+WRITTEN = 204
+"""The one status with which InfluxDB says that all is written, and what stands in for it; a proxy's page has 200."""
+
+HINT = "check url, org, bucket and token in the section influxdb"
+
 LONGEST_ASKED_WAIT = 300.0
 """Seconds; a server that asks for more is asked again after as long."""
 
@@ -103,14 +108,28 @@ class InfluxServer:
         try:
             self._connect()
             self._api.write(bucket=self._settings.bucket, org=self._settings.org, record=body)
+            # The client takes every 2xx for success.
+            answer = self._client.api_client.last_response
         except InfluxDBError as error:
             raise self._meaning(error) from None
+        except UnicodeDecodeError:
+            self.close()
+            raise NotAllowed(
+                f"{self._settings.url} answered what no InfluxDB answers, not even text ({HINT})."
+            ) from None
         except HTTPError as error:
             raise Unavailable(f"{self._settings.url} does not answer: {self._clean(str(error))}") from None
         except (OSError, ValueError) as error:
             # Certificates that cannot be read, an address that urllib3 does not like.
             self.close()
             raise NotAllowed(f"{self._settings.url} cannot be asked: {self._clean(str(error))}") from None
+        if answer.status != WRITTEN:
+            self.close()
+            said = self._clean(str(answer.data)) or "nothing"
+            told = (
+                f"{self._settings.url} answered {answer.status}, not {WRITTEN} as an InfluxDB that has written: {said}"
+            )
+            raise NotAllowed(f"{told} ({HINT}).")
 
     def close(self) -> None:
         """Give up the connection; the next write makes another."""
@@ -150,10 +169,14 @@ class InfluxServer:
             return Rejected(answer, int(partial.group(1)) if partial else None)
         if 300 <= status < 500 and status not in (408, 429):
             self.close()
-            hint = "check url, org, bucket and token in the section influxdb"
-            return NotAllowed(f"{answer} ({hint}).")
+            return NotAllowed(f"{answer} ({HINT}).")
         if not status:
             self.close()
+            if "CERTIFICATE_VERIFY_FAILED" in said:
+                mend = (
+                    "if a private authority signed its certificate, name the authority's PEM file in influxdb.ca_file"
+                )
+                return NotAllowed(f"{self._settings.url} cannot be trusted: {said} ({mend}).")
             return Unavailable(f"{self._settings.url} does not answer: {said}")
         return Unavailable(answer, _seconds(error.retry_after if error.response is not None else None))
 
