@@ -41,8 +41,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics_per_step: int = 2000
     metrics_per_run: int = 4000
     """Different metric names that one run may ever send."""
-    runs: int = 1000
-    """Runs that are watched at a time; one that has ended counts until its grace time is over."""
+    runs: int = 2000
+    """Runs that are watched at a time; one that has ended counts until its grace time is over, so there are more of
+    them than run."""
     senders_per_run: int = 10_000
     name_length: int = 256
     """Characters of a run id, sender id, metric, phase or other name: of everything that becomes a label."""

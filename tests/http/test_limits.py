@@ -120,7 +120,7 @@ def test_a_sender_that_pushes_too_often_is_asked_to_wait_and_others_are_not(narr
 
 def test_the_defaults_suit_a_cluster_of_a_thousand_runs() -> None:
     limits = Limits()
-    assert limits.runs >= 1000
+    assert limits.runs >= 2 * 1000, "those that ended within the grace time count as well"
     assert limits.metrics_per_step >= 500
     assert limits.connections >= 4 * limits.runs
     assert limits.requests_per_second >= 10
