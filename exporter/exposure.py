@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import ssl
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 SCOPES = ("push", "alert", "operate")
+
+SHORT_TOKEN = 16
+"""Characters. A shorter token may be guessed, or is a word; 32 random bytes are 44."""
 
 
 class ConfigError(Exception):
@@ -92,15 +97,14 @@ def is_loopback(host: str) -> bool:
 
 def tokens_of(source: TokenSource, where: str, environment: Mapping[str, str]) -> list[str]:
     """What a source holds now. ``where``: the setting, for the sentence of the :class:`ConfigError`."""
+    origin = _origin(source)
     if source.value is not None:
-        found, origin = [source.value], "its value"
+        found = [source.value]
     elif source.env is not None:
-        origin = f"the environment variable {source.env}"
         if source.env not in environment:
             raise ConfigError(f"{where}: {origin} is not set.")
         found = [environment[source.env].strip()]
     else:
-        origin = f"the file {source.file}"
         try:
             text = Path(source.file or "").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -112,6 +116,56 @@ def tokens_of(source: TokenSource, where: str, environment: Mapping[str, str]) -
         if not re.fullmatch(r"[\x21-\x7e]+", token):
             raise ConfigError(f"{where}: {origin} holds a token with spaces or characters outside ASCII.")
     return found
+
+
+def weaknesses(found: Mapping[str, Sequence[tuple[TokenSource, Sequence[str]]]]) -> Iterator[str]:
+    """What is unwise about tokens that are in force, a sentence each, which never shows one.
+
+    Args:
+        found: the sources of each scope, with what each holds.
+    """
+    scopes: dict[str, list[str]] = {}
+    files: dict[str, str] = {}
+    for scope, sources in found.items():
+        for source, tokens in sources:
+            short = sum(len(token) < SHORT_TOKEN for token in tokens)
+            if short:
+                holds = "a token" if short == 1 else f"{short} tokens"
+                yield (
+                    f"tokens.{scope}: {_origin(source)} holds {holds} of fewer than {SHORT_TOKEN} characters, which "
+                    "can be guessed: make one with head -c 32 /dev/urandom | base64."
+                )
+            for token in tokens:
+                named = scopes.setdefault(token, [])
+                named += [] if scope in named else [scope]
+            if source.file is not None:
+                files.setdefault(source.file, scope)
+    for together in sorted({tuple(named) for named in scopes.values() if len(named) > 1}):
+        names = " and ".join(f"tokens.{scope}" for scope in together)
+        yield f"The same token is in {names}: who has it may do all that these scopes allow. Give each its own."
+    for file, scope in files.items():
+        if readers := _readers(file):
+            yield f"tokens.{scope}: the file {file} can be read by {readers}, and its tokens with it."
+
+
+def _origin(source: TokenSource) -> str:
+    if source.file is not None:
+        return f"the file {source.file}"
+    return f"the environment variable {source.env}" if source.env is not None else "its value"
+
+
+def _readers(file: str) -> str:
+    """Who else than the exporter can read a file; empty where nobody can.
+
+    A file of another owner (root's) that the group may read is how the exporter itself gets to it.
+    """
+    try:
+        status = os.stat(file)
+    except OSError:
+        return ""
+    if status.st_mode & stat.S_IROTH:
+        return "every user of this machine"
+    return "its group" if status.st_mode & stat.S_IRGRP and status.st_uid == os.geteuid() else ""
 
 
 def tls_context(tls: Tls, where: str = "tls") -> ssl.SSLContext:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from exporter.config import ConfigError
-from exporter.exposure import SCOPES, Tokens, tokens_of
+from exporter.exposure import SCOPES, Tokens, TokenSource, tokens_of, weaknesses
 
 log = logging.getLogger("exporter.tokens")
 
@@ -22,6 +22,8 @@ LOOK_SECONDS = 1.0
 """How often the files are looked at, at most."""
 
 _Mark = tuple[int, int, int, int] | None
+_Found = tuple[tuple[TokenSource, tuple[str, ...]], ...]
+"""The sources of a scope, with what each holds."""
 
 
 class LiveTokens:
@@ -52,7 +54,10 @@ class LiveTokens:
             for scope, found in self._sources.items()
         }
         self._marks: dict[str, _Mark] = {file: _mark(file) for files in self._files.values() for file in files}
-        self.by_scope: dict[str, tuple[str, ...]] = {scope: self._read(scope) for scope in SCOPES}
+        self._found = {scope: self._read(scope) for scope in SCOPES}
+        self.by_scope: dict[str, tuple[str, ...]] = {scope: _all(found) for scope, found in self._found.items()}
+        self._told: set[str] = set()
+        self._tell_weaknesses()
         self._bytes = {scope: tuple(token.encode() for token in found) for scope, found in self.by_scope.items()}
         self._looked = monotonic()
         self.reloads = 0
@@ -64,12 +69,18 @@ class LiveTokens:
         """Why changed files are not in force, while that is so; names files, never a token."""
         return " ".join(self._errors.values())
 
-    def _read(self, scope: str) -> tuple[str, ...]:
+    def _read(self, scope: str) -> _Found:
         return tuple(
-            token
-            for source in self._sources[scope]
-            for token in tokens_of(source, f"tokens.{scope}", self._environment)
+            (source, tuple(tokens_of(source, f"tokens.{scope}", self._environment))) for source in self._sources[scope]
         )
+
+    def _tell_weaknesses(self) -> None:
+        """Each once, until it was mended and is there again."""
+        weak = tuple(weaknesses(self._found))
+        for sentence in weak:
+            if sentence not in self._told:
+                log.warning("%s", sentence)
+        self._told = set(weak)
 
     def of(self, scope: str) -> tuple[bytes, ...]:
         """The tokens of a scope; empty for one that is open."""
@@ -88,6 +99,7 @@ class LiveTokens:
         for scope, files in self._files.items():
             if changed.intersection(files):
                 self._reload(scope)
+        self._tell_weaknesses()
 
     def _reload(self, scope: str) -> None:
         try:
@@ -98,11 +110,17 @@ class LiveTokens:
             log.error("%s", self._errors[scope])
             return
         self._errors.pop(scope, None)
-        if found != self.by_scope[scope]:
-            self.by_scope[scope] = found
-            self._bytes[scope] = tuple(token.encode() for token in found)
+        self._found[scope] = found
+        tokens = _all(found)
+        if tokens != self.by_scope[scope]:
+            self.by_scope[scope] = tokens
+            self._bytes[scope] = tuple(token.encode() for token in tokens)
             self.reloads += 1
-            log.info("The tokens of scope %s were read again: %d are in force", scope, len(found))
+            log.info("The tokens of scope %s were read again; in force now: %d", scope, len(tokens))
+
+
+def _all(found: _Found) -> tuple[str, ...]:
+    return tuple(token for _, tokens in found for token in tokens)
 
 
 def _mark(file: str) -> _Mark:

@@ -92,7 +92,7 @@ def test_a_file_that_becomes_useless_leaves_the_old_tokens_in_force_and_says_so_
             clock.now += 1
             assert lets_in(access, "first-token") == 200
     assert failures == [1]
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
     assert "tokens.push: the file" in tokens.reload_error
     assert "The tokens that were read before stay in force." in caplog.text
     assert "first-token" not in caplog.text + tokens.reload_error
@@ -265,3 +265,108 @@ def test_a_name_that_was_pushed_never_becomes_a_path_or_a_command(tmp_path: Path
         made = {path.relative_to(tmp_path) for path in set(tmp_path.rglob("*")) - before}
     assert all(re.fullmatch(r"inside/data(/[a-z0-9.-]+)?|inside/exporter\.log", str(path)) for path in made), made
     assert not Path("/tmp/escaped").exists()
+
+
+LONG = {"push": "psh-7f3a9c1e5b2d8e4f", "operate": "ope-9b1c3d5e7f6a0c2d"}
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def protected(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+
+
+def reading(folder: Path, clock: Clock, *names: str) -> LiveTokens:
+    return LiveTokens(Tokens(**{name: (TokenSource(file=str(folder / name)),) for name in names}), {}, monotonic=clock)
+
+
+def test_strong_tokens_of_their_own_in_files_of_their_own_are_taken_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    protected(tmp_path, **LONG)
+    reading(tmp_path, Clock(), *LONG)
+    assert warnings(caplog) == []
+
+
+def test_a_short_token_is_told_once_at_the_start_and_again_when_it_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    protected(tmp_path, push="hunter2", operate=LONG["operate"])
+    tokens = reading(tmp_path, clock, *LONG)
+    sentence = (
+        f"tokens.push: the file {tmp_path / 'push'} holds a token of fewer than 16 characters, which can be guessed: "
+        "make one with head -c 32 /dev/urandom | base64."
+    )
+    assert warnings(caplog) == [sentence]
+    for text, told in (("hunter2\n# the same\n", 1), (LONG["push"], 1), ("letmein", 2), ("letmein\nagain", 3)):
+        (tmp_path / "push").write_text(text)
+        clock.now += 1
+        tokens.look()
+        assert len(warnings(caplog)) == told
+    assert "holds 2 tokens of fewer than 16 characters" in warnings(caplog)[-1]
+    assert not any(word in caplog.text for word in ("hunter2", "letmein", "again:"))
+    LiveTokens(Tokens(alert=(TokenSource(value="short"), TokenSource(env="T"))), {"T": "brief"}, monotonic=clock)
+    assert [it.split(" holds")[0] for it in warnings(caplog)[-2:]] == [
+        "tokens.alert: its value",
+        "tokens.alert: the environment variable T",
+    ]
+
+
+def test_a_token_of_two_scopes_is_told_at_the_start_and_on_reload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    protected(tmp_path, push=LONG["push"], operate=LONG["push"])
+    tokens = reading(tmp_path, clock, *LONG)
+    told = (
+        "The same token is in tokens.push and tokens.operate: who has it may do all that these scopes allow. Give "
+        "each its own."
+    )
+    assert warnings(caplog) == [told]
+    for operate, count in ((LONG["operate"], 1), (f"{LONG['operate']}\n{LONG['push']}\n", 2)):
+        (tmp_path / "operate").write_text(operate)
+        clock.now += 1
+        tokens.look()
+        assert warnings(caplog) == [told] * count
+    assert LONG["push"] not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "readers"),
+    [(0o644, "every user of this machine"), (0o604, "every user of this machine"), (0o640, "its group"), (0o400, "")],
+)
+def test_a_file_that_others_can_read_is_told_also_when_it_becomes_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, readers: str
+) -> None:
+    clock = Clock()
+    protected(tmp_path, **LONG)
+    tokens = reading(tmp_path, clock, *LONG)
+    (tmp_path / "push").chmod(mode)
+    clock.now += 1
+    tokens.look()
+    told = f"tokens.push: the file {tmp_path / 'push'} can be read by {readers}, and its tokens with it."
+    assert warnings(caplog) == ([told] if readers else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_roots_that_the_exporter_reads_by_its_group_is_as_it_should_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    protected(tmp_path, **LONG)
+    os.chown(tmp_path / "push", 1, os.getegid())
+    (tmp_path / "push").chmod(0o640)
+    reading(tmp_path, Clock(), *LONG)
+    assert warnings(caplog) == []
+
+
+def test_the_exporter_starts_with_weak_tokens_and_its_log_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text("tokens:\n  push: [{value: abc}]\n  operate: [{value: abc}]\n")
+    with running(tmp_path, "--config", str(tmp_path / "config.yml")) as exporter:
+        assert exporter.log.count("holds a token of fewer than 16 characters") == 2
+        assert exporter.log.count("The same token is in tokens.push and tokens.operate") == 1
+        assert "abc" not in exporter.log
