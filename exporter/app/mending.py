@@ -35,6 +35,8 @@ class Mender:
         self._core = core
         self._recorder = recorder
         self._archive = archive
+        self._error = ""
+        """Why the newest try failed."""
 
     async def look(self, now: float) -> None:
         """Mend the journal where it is damaged; where that fails it is tried again at the next look."""
@@ -53,8 +55,11 @@ class Mender:
             await self._write_memory()
             await self._drop_lost_runs()
         except JournalUnavailable as error:
-            log.error("The damaged journal could not be put together anew, it is tried again: %s", error)
+            if str(error) != self._error:
+                log.error("The damaged journal could not be put together anew, it is tried every second: %s", error)
+            self._error = str(error)
             return
+        self._error = ""
         health.mended += 1
         self._core.mending = self._core.journal_error = ""
         log.error("The journal has been put together anew, from memory and from what could be read.")

@@ -248,7 +248,9 @@ class RecoveryStore:
 
 
 def _opened(path: Path | str) -> sqlite3.Connection:
-    db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=10)
+    # Nobody else has business with this file. Where a person's shell locks it, the event loop waits for as long, so the
+    # engine is rather told later.
+    db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=0.25)
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")

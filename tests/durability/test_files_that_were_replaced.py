@@ -245,7 +245,9 @@ def test_who_only_looks_never_deletes_the_log_of_a_journal_that_is_exchanged_mea
     house.scene.close()
 
 
-def test_a_journal_is_mended_only_when_memory_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_is_mended_only_when_memory_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Until then nothing may be taken: what the damage took is in memory alone."""
     house = Mended(tmp_path)
     append = Journal.append
@@ -261,6 +263,7 @@ def test_a_journal_is_mended_only_when_memory_is_in_it(tmp_path: Path, monkeypat
         for _ in range(3):
             asyncio.run(house.mender.look(START))
     assert house.scene.core.mending
+    assert sum("it is tried every second" in record.getMessage() for record in caplog.records) == 1
     assert house.scene.core.recorder.health.mended == 0
     assert len(list(tmp_path.glob("*.damaged-*"))) == 1
     asyncio.run(house.mender.look(START))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -273,4 +274,22 @@ def test_what_waits_for_a_broken_recovery_store_is_bounded_and_no_incident_is_le
     scene.tick()
     assert told == ["scripted_step"]
     assert not scene.core.link.waits
+    scene.close()
+
+
+def test_a_recovery_store_that_a_person_locks_holds_up_no_push_and_hears_of_everything_afterwards(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "recovery.sqlite3", isolation_level=None)) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        scene.step(1, grad=1000.0)
+        assert scene.core.link.waits
+        assert "database is locked" in scene.core.reasons_not_ready()[0]
+        # What SQLite itself waits; the event loop waits with it.
+        assert scene.store._db.execute("PRAGMA busy_timeout").fetchone()[0] <= 1000
+        shell.execute("ROLLBACK")
+    scene.tick()
+    assert not scene.core.link.waits
+    assert scene.core.reasons_not_ready() == []
     scene.close()
