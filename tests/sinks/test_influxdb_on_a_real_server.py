@@ -85,7 +85,7 @@ def test_every_value_of_a_run_is_read_back(scene: Scene, victoria: Victoria) -> 
         expect(f"verl_rollouts_{key}", at, value, sender="trainer-1")
     at = push(gpus=[GpuReading(node="n1", index=3, uuid="GPU-1", memory_used_bytes=2**36, utilization_ratio=0.75)])
     for key, value in {"memory_used_bytes": 2**36, "utilization_ratio": 0.75, "lost": 0}.items():
-        expect(f"verl_gpu_{key}", at, value, node="n1", gpu="3", uuid="GPU-1")
+        expect(f"verl_gpu_reading_{key}", at, value, node="n1", gpu="3", uuid="GPU-1")
     saved = CheckpointSaved(time=1, step=30, path='/a "b"\n\\', verified=True, bytes=5, save_seconds=1.5)
     at = push(events=[saved, AttemptExited(time=2, exit_code=1, seconds=9.5)])
     kept = {"step": 30, "verified": 1, "bytes": 5, "save_seconds": 1.5, "manifest_seconds": 0, "count": 1, "text": 0}

@@ -6,9 +6,11 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sink_scene import batch
@@ -21,15 +23,18 @@ from exporter.protocol import (
     GpuReading,
     HookMissing,
     HooksReported,
+    RolloutCounts,
     RunFinished,
     RunStarted,
     Step,
     WeightsSynced,
 )
 from exporter.service.entries import batch_entry
+from exporter.service.exposition.families import FAMILIES, SIGNALS
 from exporter.service.sinks.points import FIELDS_PER_LINE, Lines
 from exporter.service.stored import Entry
 
+RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus"
 AT = 1_700_000_000.123456
 MS = 1_000_000
 
@@ -143,6 +148,60 @@ def test_the_last_output_of_a_trainer_and_its_configuration_stay_here() -> None:
         ]
     )
     assert secret not in "".join(found)
+
+
+def names_in_prometheus() -> set[str]:
+    """Every name that a Prometheus which scrapes the exporter has, and may send on to where the sink writes."""
+    parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+    exported = {family.name + part for family in FAMILIES for part in parts.get(family.kind, ())}
+    recorded = {
+        rule["record"]
+        for path in RULES.glob("*.rules.yml")
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    }
+    assert recorded
+    return exported | recorded | {family.name for family in FAMILIES} | {family.sample for family in FAMILIES}
+
+
+def test_no_point_has_a_name_that_prometheus_has_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = names_in_prometheus()
+    # A trainer may call its metrics whatever it likes: here, what remains of a taken name behind any measurement.
+    step = {"actor/loss": 0.5, "odd": math.nan}
+    for name in taken:
+        parts = name.split("_")
+        step.update({"_".join(parts[at:]): 1.0 for at in range(1, len(parts))})
+    monkeypatch.setattr("exporter.service.sinks.points.canonical", lambda raw, trainer: dict.fromkeys(SIGNALS, 1.0))
+    reading = GpuReading(
+        node="n", index=1, memory_used_bytes=1, memory_total_bytes=1, utilization_ratio=1, power_watts=1,
+        temperature_celsius=1,
+    )  # fmt: skip
+    events = [
+        HooksReported(time=1.0, installed=["a"]),
+        CheckpointSaved(time=1.0, step=1, path="p", verified=True),
+        WeightsSynced(time=1.0, step=1, seconds=2.0),
+        RunFinished(time=1.0, exit_code=0),
+        AttemptStarted(time=1.0, pid=4, resume_step=1),
+        AttemptExited(time=1.0, exit_code=1, signal=9, seconds=1.0),
+        CommandProgress(time=1.0, command_id="c", state="stopped", target_step=4),
+    ]
+    found = lines(
+        steps=[Step(step=1, metrics=step, time=AT)], gpus=[reading], events=events, rollout=RolloutCounts(succeeded=1)
+    )
+    named = {
+        f"{line.split(',')[0]}_{field.split('=')[0]}"
+        for line in found
+        for field in re.findall(r"[^, =]+=(?:\"[^\"]*\"|[^,\" ]+)", line.partition(" ")[2])
+    }
+    assert {"verl_step_actor/loss", "verl_signal_loss", "verl_gpu_reading_power_watts", "verl_event_count"} <= named
+    assert not named & taken
+
+
+def test_a_metric_whose_name_prometheus_would_take_for_another_keeps_its_signal() -> None:
+    step, signal = lines(steps=[Step(step=3, metrics={"tokens": 1.0, "perf/total_num_tokens": 8.0})])
+    assert fields_of(step)["tokens_"] == "1.0"
+    assert fields_of(signal)["tokens"] == "8.0"
 
 
 names = st.text(max_size=30)

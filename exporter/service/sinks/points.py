@@ -45,6 +45,9 @@ MILLISECOND = 1_000_000
 """In nanoseconds."""
 
 _RESERVED_FIELDS = frozenset(("time", "step", "non_finite", "logged_at"))
+_RESERVED_IN_STEP = frozenset(("seconds", "tokens", "duration_ms"))
+"""Behind ``verl_step_`` these are names of ``/metrics`` and of the recording rules: a store that joins measurement and
+field to one name may have them from Prometheus as well."""
 _LOOSE_BACKSLASH = re.compile(r"\\(?=[ ,=\"]|$)")
 
 Tags = Mapping[str, str]
@@ -109,7 +112,10 @@ class Lines:
         about = {"step": float(step.step), "non_finite": float(len(odd))}
         if isfinite(step.time) and step.time > 0:
             about["logged_at"] = step.time
-        yield from self._lines("verl_step", run, raw, when, about)
+        sent = raw
+        if not _RESERVED_IN_STEP.isdisjoint(raw):
+            sent = {f"{key}_" if key in _RESERVED_IN_STEP else key: value for key, value in raw.items()}
+        yield from self._lines("verl_step", run, sent, when, about)
         signals = canonical(raw, trainer)
         if signals:
             yield from self._lines("verl_signal", run, signals, when, {"step": float(step.step)})
@@ -128,7 +134,7 @@ class Lines:
         )
         read = {name: getattr(gpu, name) for name in names}
         values = {name: float(value) for name, value in read.items() if value is not None}
-        yield from self._lines("verl_gpu", tags, {**values, "lost": float(gpu.lost)}, when)
+        yield from self._lines("verl_gpu_reading", tags, {**values, "lost": float(gpu.lost)}, when)
 
     def _event(self, event: Event, run: Tags, when: int) -> str:
         kind = str(event.__struct_config__.tag)
