@@ -23,7 +23,7 @@ from exporter.service.journal import FILE_NAME, VERSION, Journal
 from exporter.service.repair import check_structure, salvage
 from exporter.service.stored import JournalDamaged, JournalUnavailable
 
-QUICK = "ended_run_grace_seconds: 0\nretention:\n  snapshot_seconds: 1\n  journal_megabytes: 0.001\n"
+QUICK = "ended_run_grace_seconds: 0\nretention:\n  snapshot_seconds: 1\n  journal_megabytes: 0.000001\n"
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
@@ -41,16 +41,18 @@ def test_a_new_journal_beside_an_old_history_loses_none_of_its_entries(tmp_path:
         for seq in range(1, 31):
             push(exporter, seq=seq, steps=[Step(step=seq, metrics={f"m{i}": 1.0 for i in range(20)})])
         archive = Archive(tmp_path / "data")
-        wait_for(lambda: archive.moved_upto() == 30, exporter)
+        wait_for(lambda: archive.pushed_bytes() == 0, exporter)
+        before = archive.moved_upto()
+        assert before >= 30
         exporter.stop()
         for file in files_of(tmp_path / "data", FILE_NAME):
             file.unlink()
         exporter.start()
         for seq in range(31, 41):
             push(exporter, seq=seq, steps=[Step(step=seq, metrics={"a": 1.0})])
-        assert archive.last_position() == 40
+        assert archive.last_position() >= before + 10
         assert steps(exporter) == 40
-        wait_for(lambda: archive.moved_upto() == 40, exporter)
+        wait_for(lambda: archive.pushed_bytes() == 0, exporter)
         assert steps(exporter) == 40
         exporter.kill()
         exporter.start()
@@ -179,7 +181,7 @@ def test_a_history_that_is_no_database_stops_no_ingest(tmp_path: Path) -> None:
         wait_for(lambda: exporter.metrics()["verl_sentinel_history_failures_total"] > 0, exporter)
         assert "history.sqlite3 cannot be opened" in exporter.log
         (tmp_path / "data" / HISTORY).unlink()
-        wait_for(lambda: Archive(tmp_path / "data").moved_upto() == 1, exporter)
+        wait_for(lambda: Archive(tmp_path / "data").moved_upto() > 0, exporter)
 
 
 def test_a_journal_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
