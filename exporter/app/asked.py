@@ -59,9 +59,9 @@ async def settled(done: asyncio.Future[_T | Refused]) -> _T:
     return result
 
 
-def person(who: str) -> str:
+def person(who: str, where: str = "$.who") -> str:
     """The name of who decides. Raises :class:`Refused` where it is none."""
     if not who.strip() or len(who) > 200 or not who.isprintable():
         message = "Say who decides, in 1 to 200 printable characters: it goes into the audit log."
-        raise Refused("malformed", message, where="$.who")
+        raise Refused("malformed", message, where=where)
     return who.strip()

@@ -100,7 +100,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "runs", "One run", "operate", views.RunDetail, (*_READ, 404), (_RUN_ID,)
     ),
     ("DELETE", "/api/v1/runs/{run_id}"): Operation(
-        "runs", "Forget a run that has ended", "operate", views.Forgotten, (*_READ, 404, 409), (_RUN_ID,),
+        "runs", "Forget a run that has ended", "operate", views.Forgotten, (*_READ, 404, 409),
+        (
+            _RUN_ID,
+            {
+                "name": "who",
+                "in": "query",
+                "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+                "description": "Who does so, in printable characters; goes into the audit log.",
+            },
+        ),
         text="It is removed from memory, journal and history, for good.",
     ),
     ("GET", "/api/v1/runs/{run_id}/steps"): Operation(

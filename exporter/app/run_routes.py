@@ -21,6 +21,7 @@ from litestar.response import Stream
 
 from exporter.app.access import Access
 from exporter.app.answers import answer
+from exporter.app.asked import person
 from exporter.app.lifecycle import Exporter
 from exporter.app.views import Forgotten, run_detail
 from exporter.service.admission import MAX_INTEGER, Refused, shortened
@@ -83,11 +84,11 @@ def run_routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
         return Stream(joined(first, rest), media_type=MEDIA_TYPES[form])
 
     @delete(RUNS_PATH + "{run_id:str}", status_code=200)
-    async def forget(request: AnyRequest, run_id: str) -> Response[bytes]:
-        """Remove it from memory, journal and history, for good."""
+    async def forget(request: AnyRequest, run_id: str, who: str | None = None) -> Response[bytes]:
+        """Remove it from memory, journal and history, for good; ``who`` did so goes into the audit log."""
         read(request)
         name = named(run_id)
-        await exporter.forget(name)
+        await exporter.forget(name, "" if who is None else person(who, "query who"))
         return answer(Forgotten(forgotten=name))
 
     def read(request: AnyRequest) -> None:

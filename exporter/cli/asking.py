@@ -158,7 +158,12 @@ def quoted(part: str) -> str:
 
 def stop(sentence: str, code: int) -> NoReturn:
     """End the program."""
+    tell(f"verl-sentinel: {sentence}")
+    raise typer.Exit(code)
+
+
+def tell(sentence: str) -> None:
+    """Tell the person who started this, or the log of whatever did."""
     from exporter.cli.showing import clean
 
-    typer.echo(f"verl-sentinel: {clean(sentence)}", err=True)
-    raise typer.Exit(code)
+    typer.echo(clean(sentence), err=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from exporter.cli.asking import DEFAULT_URL, Url, bearer, check_url, opener, stop
+from exporter.cli.asking import DEFAULT_URL, Url, bearer, check_url, opener, stop, tell
 
 PATIENCE_SECONDS = 30.0
 """How long ``--once`` waits for an exporter that takes nothing."""
@@ -83,10 +83,3 @@ def follow(
     finally:
         tail.close()
         places.close()
-
-
-def tell(sentence: str) -> None:
-    """Tell the person who started this, or the log of whatever did."""
-    from exporter.cli.showing import clean
-
-    typer.echo(clean(sentence), err=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from exporter.cli.showing import ago, clean, lasting, moment, show_rows
+from exporter.cli.showing import ago, clean, counted, lasting, moment, show_rows
 
 NEWEST = 5
 """Checkpoints, resolved incidents and attempts that are shown where not all are asked for."""
@@ -49,7 +49,7 @@ def _facts(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("cohort", run.get("cohort", "")),
         ("trainer", trainer.removeprefix(", ")),
         ("state", f"{state}, attempt {run['attempt']}, {step}"),
-        ("steps", f"{run['steps_this_attempt']} in this attempt, {run['steps_total']} in all"),
+        ("steps", _steps(run)),
         ("exit", run["exit_summary"] or ("" if code is None else f"with code {code}")),
         ("first seen", moment(run["first_seen"])),
         ("last push", ago(run["last_push"]) if run["last_push"] else "none yet"),
@@ -61,15 +61,31 @@ def _facts(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _steps(run: Mapping[str, Any]) -> str:
+    """A trainer that was started again by hand has the attempt's number, so starts are counted and not attempts."""
+    now, total = run["steps_this_attempt"], run["steps_total"]
+    if now == total:
+        return str(total)
+    return f"{now} since the trainer was last started, {total} over all its starts (those done again count again)"
+
+
 def _attempts(attempts: list[dict[str, Any]], everything: bool) -> None:
-    if len(attempts) < 2 and not everything:
+    # Numbers may be missing: of what a new exporter never saw, and of what came only after a later attempt had begun.
+    missing = attempts[-1]["number"] - len(attempts) if attempts else 0
+    if len(attempts) < 2 and not missing and not everything:
         return
     _heading("Attempts", len(attempts), everything)
     rows = [
-        (str(it["number"]), "-" if it["resume_step"] is None else str(it["resume_step"]))
+        (str(it["number"]), "not told" if it["resume_step"] is None else str(it["resume_step"]))
         for it in _newest(attempts, everything)
     ]
     show_rows(("attempt", "resumed from step"), rows)
+    if missing:
+        are, them = ("is", "it") if missing == 1 else ("are", "them")
+        typer.echo(
+            f"{counted(missing, 'earlier attempt')} {are} not listed: this exporter heard nothing of {them} before a "
+            f"later one began, or no longer keeps {them}."
+        )
 
 
 def _checkpoints(checkpoints: list[dict[str, Any]], everything: bool) -> None:
@@ -98,7 +114,7 @@ def _incidents(incidents: list[dict[str, Any]], everything: bool) -> None:
         typer.echo("\nIncidents: none.")
         return
     hidden = len(incidents) - len(shown)
-    typer.echo(f"\nIncidents{f' ({hidden} older ones with --all)' if hidden else ''}")
+    typer.echo(f"\nIncidents{_with_all(hidden)}")
     rows = [
         (it["id"], it["severity"], it["state"], str(it["onset"]), ago(it["opened_at"]), it["summary"]) for it in shown
     ]
@@ -130,7 +146,7 @@ def _goodput(goodput: Mapping[str, float] | None) -> None:
 def _config(config: Mapping[str, Any], everything: bool) -> None:
     if not config:
         return
-    count = f"{len(config)} setting{'' if len(config) == 1 else 's'}"
+    count = counted(len(config), "setting")
     if not everything:
         typer.echo(f"\nConfiguration: {count} (--all shows it).")
         return
@@ -139,8 +155,11 @@ def _config(config: Mapping[str, Any], everything: bool) -> None:
 
 
 def _heading(name: str, count: int, everything: bool) -> None:
-    older = count - NEWEST
-    typer.echo(f"\n{name}{f' ({older} older ones with --all)' if older > 0 and not everything else ''}")
+    typer.echo(f"\n{name}{_with_all(0 if everything else count - NEWEST)}")
+
+
+def _with_all(hidden: int) -> str:
+    return f" ({counted(hidden, 'older one')} with --all)" if hidden > 0 else ""
 
 
 def _newest(items: list[dict[str, Any]], everything: bool) -> list[dict[str, Any]]:

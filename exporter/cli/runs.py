@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from exporter.cli.asking import DEFAULT_URL, AsJson, Url, answered, ask, quoted, stop
+from exporter.cli.asking import DEFAULT_URL, AsJson, Url, Who, answered, ask, quoted, stop, tell, user
 from exporter.cli.showing import ago, clean, show_json, show_rows
 
 runs_app = typer.Typer(help="Runs: list (also without a command), show, export, forget.")
@@ -26,23 +27,37 @@ EXPORT_TIMEOUT_SECONDS = 300.0
 CHUNK_BYTES = 256 * 1024
 
 
+Running = Annotated[bool, typer.Option("--running", help="List only runs that are running.")]
+Project = Annotated[str, typer.Option("--project", help="List only runs of this project.")]
+
+
 @runs_app.callback(invoke_without_command=True)
-def runs(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def runs(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    running: Running = False,
+    project: Project = "",
+) -> None:
     """Runs: list (also without a command), show, export, forget."""
     command = context.invoked_subcommand
     if command is None:
-        runs_list(url, as_json)
+        runs_list(url, as_json, running, project)
         return
-    for name, option in (("url", "--url"), ("as_json", "--json")):
+    options = (("url", "--url"), ("as_json", "--json"), ("running", "--running"), ("project", "--project"))
+    for name, option in options:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             stop(f"{option} comes after the command: verl-sentinel runs {command} … {option}.", 2)
 
 
 @runs_app.command("list")
-def runs_list(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List all runs."""
+def runs_list(url: Url = DEFAULT_URL, as_json: AsJson = False, running: Running = False, project: Project = "") -> None:
+    """List all runs, or some of them."""
     answer = ask(url, "/api/v1/runs", "runs")
+    answer["runs"] = [
+        run for run in answer["runs"] if (run["running"] or not running) and (run["project"] == project or not project)
+    ]
     if as_json:
         show_json(answer)
         return
@@ -104,26 +119,33 @@ def runs_export(
     with answered(url, path, timeout=EXPORT_TIMEOUT_SECONDS) as body:
         if body.info().get_content_type() not in ("application/jsonl", "text/csv"):  # type: ignore[attr-defined]
             stop(f"What answers at {url} is not a verl-sentinel exporter. Is --url right?", 1)
+        # All of an export without a step: nothing, or the heads of the columns.
+        start = body.read(CHUNK_BYTES)
+        if start.count(b"\n") < (2 if form == "csv" else 1):
+            if attempt is not None:
+                stop(f"Run {run_id} has no steps of attempt {attempt}: nothing was written.", 1)
+            tell(f"Run {run_id} has no steps, or none that is kept.")
+        pieces = chain([start], iter(lambda: body.read(CHUNK_BYTES), b""))
         if output is None or (output.exists() and not output.is_file()):
-            _write_through(body, output)
+            _write_through(pieces, output)
         else:
-            _write_file(body, output)
+            _write_file(pieces, output)
 
 
-def _write_through(body: IO[bytes], output: Path | None) -> None:
+def _write_through(pieces: Iterable[bytes], output: Path | None) -> None:
     """To stdout, a pipe or a device, as it comes."""
     name = "The output" if output is None else str(output)
     with _opened(output or sys.stdout.fileno(), "wb", name) as out:
-        _copy(body, out, name)
+        _copy(pieces, out, name)
 
 
-def _write_file(body: IO[bytes], output: Path) -> None:
+def _write_file(pieces: Iterable[bytes], output: Path) -> None:
     """To a file that gets its name only when it is complete."""
     # A name of its own in the same folder, so that the last move is atomic, and two exports do not meet.
     part = output.with_name(f".{output.name[:200]}.{os.getpid()}.part")
     try:
         with _opened(part, "xb", str(output)) as out:
-            _copy(body, out, str(output))
+            _copy(pieces, out, str(output))
             _or_stop(lambda: os.fsync(out.fileno()), str(output))
         _or_stop(lambda: os.replace(part, output), str(output))
     finally:
@@ -135,8 +157,8 @@ def _opened(where: Path | int, mode: str, name: str) -> io.FileIO:
     return _or_stop(lambda: io.FileIO(where, mode, closefd=not isinstance(where, int)), name)
 
 
-def _copy(body: IO[bytes], out: io.FileIO, name: str) -> None:
-    while chunk := body.read(CHUNK_BYTES):
+def _copy(pieces: Iterable[bytes], out: io.FileIO, name: str) -> None:
+    for chunk in pieces:
         rest = memoryview(chunk)
         while rest:
             rest = rest[_or_stop(partial(out.write, rest), name) :]
@@ -157,6 +179,7 @@ def runs_forget(
     run_id: RunId,
     url: Url = DEFAULT_URL,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    who: Who = "",
 ) -> None:
     """Remove a run that has ended, with its steps, incidents and counters, for good."""
     if not yes:
@@ -164,5 +187,5 @@ def runs_forget(
             stop("Nobody can be asked here whether the run may be removed for good: say so with --yes.", 2)
         if not typer.confirm(f"Remove run {clean(run_id)} with all its steps and incidents for good?"):
             stop("Nothing was removed.", 1)
-    ask(url, f"/api/v1/runs/{quoted(run_id)}", "forgotten", method="DELETE")
+    ask(url, f"/api/v1/runs/{quoted(run_id)}?who={quoted(who or user())}", "forgotten", method="DELETE")
     typer.echo(f"Run {clean(run_id)} is forgotten.")

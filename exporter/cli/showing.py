@@ -14,6 +14,10 @@ WIDE = 100_000
 """Columns of what is not a terminal: a line for each row."""
 LEAST_PROSE = 30
 """Columns for sentences, also where a narrow terminal then folds the lines by itself."""
+LONG = 60
+"""Characters of an id that is never folded; a longer one is, where there is no room for it."""
+LEAST_ID = 20
+"""Columns for an id that is folded."""
 
 
 def clean(text: str) -> str:
@@ -32,23 +36,49 @@ def show_json(answer: Any) -> None:
 
 
 def show_rows(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, none: str = "None.") -> None:
-    """A table. The last column is prose and gives way; the others hold what is to be copied: they are never cut off."""
+    """A table. The last column is prose and gives way; the others hold what is to be copied: they are never cut off.
+
+    On a terminal an id that is longer than any should be is folded over several lines, so that it does not push what
+    is beside it, and the rows of others, out of sight. In a pipe each row is one line.
+    """
+    if not rows:
+        typer.echo(none)
+        return
+    from rich.cells import cell_len, chop_cells
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table, whole = Table(box=None, pad_edge=False), 0
-    for index, column in enumerate(columns[:-1]):
-        width = max([len(column), *(Text(clean(row[index])).cell_len for row in rows)])
-        table.add_column(column, no_wrap=True, min_width=width)
-        whole += width + 2
-    table.add_column(columns[-1], overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(cell)) for cell in row))  # as text: what senders named is no markup
     console = Console()
-    to_a_program = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = WIDE if to_a_program else max(console.width, whole + LEAST_PROSE)
-    console.print(table if rows else none)
+    shown = [[clean(cell) for cell in row] for row in rows]
+    lengths = [[cell_len(row[index]) for row in shown] for index in range(len(columns))]
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
+    gaps, prose = 2 * (len(columns) - 1), max(lengths[-1])
+    widths = _widths(columns[:-1], lengths[:-1], console.width - gaps - min(max(prose, len(columns[-1])), LEAST_PROSE))
+    prose = max(prose, *map(len, columns[-1].split()))  # a heading of two words may have two lines
+    console.width = max(console.width, sum(widths) + gaps + min(prose, LEAST_PROSE))
+    table = Table(box=None, pad_edge=False)
+    for column, width in zip(columns, widths, strict=False):
+        table.add_column(column, no_wrap=True, min_width=width)
+    table.add_column(columns[-1], overflow="fold")
+    for row in shown:
+        ids = ["\n".join(chop_cells(cell, width)) for cell, width in zip(row, widths, strict=False)]
+        table.add_row(*map(Text, (*ids, row[-1])))  # as text: what senders named is no markup
+    console.print(table)
+
+
+def _widths(columns: Sequence[str], lengths: Sequence[Sequence[int]], room: int) -> list[int]:
+    """Columns of a terminal for each column of a table: as many as its cells have, where there is room for all. Where
+    there is not, cells beyond :data:`LONG` have what is left."""
+    whole = [max(len(column), *cells) for column, cells in zip(columns, lengths, strict=True)]
+    widths = [
+        max(len(column), min(most, LEAST_ID), *(length for length in cells if length <= LONG), 1)
+        for column, cells, most in zip(columns, lengths, whole, strict=True)
+    ]
+    for index, most in enumerate(whole):
+        widths[index] += min(most - widths[index], max(0, room - sum(widths)))
+    return widths
 
 
 def ago(at: float) -> str:
@@ -71,3 +101,12 @@ def lasting(seconds: float) -> str:
 def moment(at: float) -> str:
     """A time of day, by this machine's clock and zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def counted(count: int, one: str, more: str = "") -> str:
+    """A number with what it counts.
+
+    >>> counted(1, "run"), counted(0, "run"), counted(2, "entry", "entries")
+    ('1 run', '0 runs', '2 entries')
+    """
+    return f"{count} {one if count == 1 else more or f'{one}s'}"

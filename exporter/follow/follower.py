@@ -108,9 +108,10 @@ class Follower:
 
     def _told(self) -> str:
         garbage, refused = self._reader.garbage, self._shipping.refused
-        parts = [f"{self._shipping.pushed} step lines were pushed"]
-        parts += [f"{garbage} lines were no steps"] if garbage else []
-        parts += [f"{refused} were refused"] if refused else []
+        pushed = self._shipping.pushed
+        parts = ["1 step line was pushed" if pushed == 1 else f"{pushed} step lines were pushed"]
+        parts += ["1 line was no step" if garbage == 1 else f"{garbage} lines were no steps"] if garbage else []
+        parts += [f"{refused} {'was' if refused == 1 else 'were'} refused"] if refused else []
         return ", ".join(parts) + "."
 
     # Where to begin
