@@ -18,6 +18,10 @@ MAX_INTEGER = 2**53
 
 _EVENT_INTEGERS = ("step", "resume_step", "target_step", "bytes", "pid")
 _EVENT_CODES = ("exit_code", "signal")
+_EVENT_TEXTS = ("path", "resume_path", "target_path", "command_id")
+
+MAX_TEXT = 4096
+"""Characters of a path, which no system has longer ones of. What is written for people is cut when it is kept."""
 
 MAX_SECONDS = 10 * 366 * 86_400.0
 """No phase lasts longer."""
@@ -221,6 +225,8 @@ def _event(event: Event, where: str, limits: Limits) -> None:
         if getattr(event, field, None) is not None:
             least = -MAX_INTEGER if field in _EVENT_CODES else 0
             _integer(getattr(event, field), f"{where}.{field}", least=least)
+    for field in _EVENT_TEXTS:
+        _text(getattr(event, field, ""), f"{where}.{field}")
     if isinstance(event, HooksReported):
         _parts(event.installed, f"{where}.installed", MAX_PARTS)
         _parts(event.missing, f"{where}.missing", MAX_PARTS)
@@ -235,6 +241,12 @@ def _event(event: Event, where: str, limits: Limits) -> None:
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 message = f"The value of {shortened(key)} in the configuration does not fit into 64 bits."
                 raise Refused("malformed", message, where=keyed(f"{where}.config", key))
+
+
+def _text(value: str, where: str) -> None:
+    if len(value) > MAX_TEXT:
+        message = f"A text has {len(value)} characters, and the most is {MAX_TEXT}: shorten it."
+        raise Refused("text_too_long", message, where=where)
 
 
 def _parts(parts: Sized, where: str, most: int, setting: str = "") -> None:

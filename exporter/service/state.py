@@ -57,6 +57,12 @@ DURATION_BUCKETS = (
 SUPERVISED_SECONDS = 30.0
 """A supervisor that was heard within this time tells how the trainer ended; nobody else's word is taken for it."""
 
+TEXT_CHARACTERS = 2000
+"""Of a reason, or of one value of a configuration, that are kept."""
+
+CONFIG_CHARACTERS = 300_000
+"""Characters of a whole configuration that are kept; verl's has some ten thousand."""
+
 REMEMBERED = 1000
 """Checkpoints and attempts that are remembered for a run."""
 
@@ -224,7 +230,7 @@ class RunState:
 
     def started(self, event: RunStarted, sender_id: str) -> None:
         """The trainer opened its tracking."""
-        self.config = event.config
+        self.config = bounded(event.config)
         self.configured_by = sender_id
         self.set_running()
 
@@ -350,3 +356,26 @@ class RunState:
             exited_unexpectedly=self.ended_badly(now),
             exit_summary=self.exit_summary,
         )
+
+
+def bounded(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """A configuration as far as it is kept: a chat template of a megabyte is nobody's to read here.
+
+    >>> kept = bounded({"lr": 1e-6, "template": "x" * 5000})
+    >>> kept["lr"], len(kept["template"])
+    (1e-06, 2001)
+    """
+    kept: dict[str, Scalar] = {}
+    left = CONFIG_CHARACTERS
+    for key, value in config.items():
+        short = cut(value) if isinstance(value, str) else value
+        left -= len(key) + (len(short) if isinstance(short, str) else 8)
+        if left < 0:
+            break
+        kept[key] = short
+    return kept
+
+
+def cut(text: str) -> str:
+    """A text for people, as far as it is kept."""
+    return text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + "…"

@@ -37,7 +37,7 @@ from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark
 from exporter.service.parts import Part
 from exporter.service.sequences import Sequences
-from exporter.service.state import RunState, SenderState
+from exporter.service.state import RunState, SenderState, cut
 
 log = logging.getLogger("exporter.watch")
 
@@ -305,7 +305,8 @@ class WatchedRun:
     def _other_event(self, event: object, sender: SenderState, attempt: int, at: float) -> None:
         state = self.state
         if isinstance(event, HooksReported):
-            sender.hooks = event
+            missing = [replace(hook, reason=cut(hook.reason)) for hook in event.missing]
+            sender.hooks = replace(event, missing=missing)
         elif isinstance(event, CheckpointSaved):
             state.checkpoints.append(
                 Checkpoint(
@@ -314,7 +315,7 @@ class WatchedRun:
                     attempt=attempt,
                     verified=event.verified,
                     saved_at=at,
-                    reason=event.reason,
+                    reason=cut(event.reason),
                 )
             )
         elif isinstance(event, WeightsSynced):
@@ -329,7 +330,7 @@ class WatchedRun:
                 state.exited(event, at)
             self.reports.append(AttemptReport(attempt, event))
         elif isinstance(event, CommandProgress):
-            self.reports.append(event)
+            self.reports.append(replace(event, detail=cut(event.detail)))
 
 
 def open_incident(incident: Incident) -> OpenIncident:

@@ -307,3 +307,23 @@ def test_a_trainer_started_by_hand_after_a_supervised_run_is_watched_though_it_c
     scene.step(4, attempt=3, sender="trainer-4")
     scene.step(6, attempt=1, sender="trainer-3")
     assert scene.run().state.current == 4, "it is over now, as any older attempt"
+
+
+def test_long_texts_are_kept_only_as_far_as_anybody_reads_them(scene: Scene) -> None:
+    long = "x" * 100_000
+    scene.push(events=[RunStarted(time=0.0, config={"template": long, "lr": 1e-6})])
+    scene.push(events=[CheckpointSaved(time=0.0, step=1, path="/c", verified=False, reason=long)])
+    scene.push(events=[HooksReported(time=0.0, installed=[], missing=[HookMissing(name="phases", reason=long)])])
+    state = scene.run().state
+    assert len(str(state.config["template"])) < 3000
+    assert state.config["lr"] == 1e-6
+    assert len(state.checkpoints[-1].reason) < 3000
+    assert len(state.hooks()[1]["phases"]) < 3000
+    scene.push(events=[RunStarted(time=0.0, config={f"key {i}": "x" * 1000 for i in range(1000)})])
+    assert 200 < len(scene.run().state.config) < 400
+
+
+def test_a_path_that_no_system_has_is_refused(scene: Scene) -> None:
+    with pytest.raises(Refused, match="A text has 5000 characters, and the most is 4096") as refused:
+        scene.push(events=[CheckpointSaved(time=0.0, step=1, path="/" * 5000, verified=True)])
+    assert (refused.value.reason, refused.value.where) == ("text_too_long", "$.events[0].path")
