@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from victoria import DEADLINE_SECONDS, Victoria, needs_victoria_metrics, wait_fo
 
 from demo.client import answers
 from demo.processes import Child, free_port
-from exporter.protocol import Step, encode
+from exporter.protocol import GpuReading, Step, encode
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus"
 PROGRAMS = ("prometheus", "promtool")
+NAMES_FILE = "verl-names.rules.yml"
+RECORDED = [
+    rule["record"] for group in yaml.safe_load((RULES / NAMES_FILE).read_text())["groups"] for rule in group["rules"]
+]
 
 pytestmark = [
     *needs_victoria_metrics,
@@ -74,7 +79,14 @@ class Cluster:
     def push(self) -> None:
         """One more step."""
         self.pushed += 1
-        body = encode(batch(seq=self.pushed, steps=[Step(step=self.pushed, metrics={"actor/loss": self.pushed / 4})]))
+        metrics = {
+            "actor/loss": self.pushed / 4,
+            "timing_s/step": 0.5,
+            "timing_s/update_weights": 0.25,
+            "perf/total_num_tokens": 64.0,
+        }
+        gpu = GpuReading(node="n", index=0, memory_used_bytes=2**30, utilization_ratio=0.5)
+        body = encode(batch(seq=self.pushed, steps=[Step(step=self.pushed, metrics=metrics)], gpus=[gpu]))
         headers = {"Content-Type": "application/msgpack"}
         request = urllib.request.Request(f"{self.exporter_url}/api/v1/push", data=body, headers=headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -94,7 +106,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     store = Victoria(tmp_path)
     config = yaml.safe_load((RULES / "remote_write.yml").read_text())
     config["global"].update({"scrape_interval": "1s", "evaluation_interval": "1s"})
-    config["rule_files"] = [str(RULES / "verl-sentinel.rules.yml")]
+    config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     del config["alerting"]
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
@@ -115,10 +127,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def points(result: list[dict[str, Any]]) -> dict[frozenset[tuple[str, str]], set[tuple[int, str]]]:
-    """Samples by series, without the label that a cluster's Prometheus adds to what leaves it."""
+    """Samples by series, without the label that a cluster's Prometheus adds to what leaves it.
+
+    Without NaN, which victoria-metrics does not keep: a recorded ratio is NaN until the run has spent some time.
+    """
     return {
         frozenset((name, value) for name, value in one["metric"].items() if name != "cluster"): {
-            (round(at * 1000), f"{float(value):.9g}") for at, value in one["values"]
+            (round(at * 1000), f"{float(value):.9g}") for at, value in one["values"] if value != "NaN"
         }
         for one in result
     }
@@ -150,11 +165,24 @@ def test_every_sample_reaches_the_store_also_what_was_taken_while_it_was_down(cl
     assert not cluster.store.query('{__name__=~"(python|process|go)_.*"}')
 
 
+def recorded_for_the_run(query: Callable[[str], list[dict[str, Any]]]) -> Callable[[], bool]:
+    """Whether there is a series of the run for every recording rule."""
+    return lambda: all(query(f'{{__name__="{name}",run="r",cluster="cluster-1"}}') for name in RECORDED)
+
+
+def test_what_the_rules_of_the_cluster_record_reaches_the_store(cluster: Cluster) -> None:
+    for _ in range(2):
+        cluster.push()
+        wait_for("it is scraped", cluster.scraped)
+    wait_for("every recorded name is in the store", recorded_for_the_run(cluster.store.query))
+
+
 def test_a_prometheus_over_all_clusters_sees_their_series_under_their_own_labels(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster.push()
-    wait_for("it is scraped", cluster.scraped)
+    for _ in range(2):
+        cluster.push()
+        wait_for("it is scraped", cluster.scraped)
     config = yaml.safe_load((RULES / "federation.yml").read_text())
     (job,) = config["scrape_configs"]
     job.update({"scrape_interval": "1s", "scrape_timeout": "1s"})
@@ -162,13 +190,28 @@ def test_a_prometheus_over_all_clusters_sees_their_series_under_their_own_labels
     above = Prometheus(tmp_path, "above", config)
     try:
         above.start()
-        wait_for("it is there", lambda: above.query('verl_training_step{run="r"} == 1'))
+        wait_for("it is there", lambda: above.query('verl_training_step{run="r"} == 2'))
         (one,) = above.query('verl_training_step{run="r"}')
         (other,) = cluster.prometheus.query('verl_training_step{run="r"}')
         assert one["metric"] == {**other["metric"], "cluster": "cluster-1"}
+        wait_for("every recorded name is there", recorded_for_the_run(above.query))
         wait_for("alerts of the cluster are there", lambda: above.query('ALERTS{cluster="cluster-1"}'))
     finally:
         above.stop()
+
+
+@pytest.mark.parametrize("name", ["prometheus.yml", "remote_write.yml"])
+def test_a_prometheus_of_a_cluster_has_all_rules(name: str) -> None:
+    rules = {path.name for path in RULES.glob("*.rules.yml")}
+    assert set(yaml.safe_load((RULES / name).read_text())["rule_files"]) == rules
+
+
+def test_what_is_recorded_is_federated_by_its_name_whatever_the_job_is_called() -> None:
+    (job,) = yaml.safe_load((RULES / "federation.yml").read_text())["scrape_configs"]
+    found = [re.fullmatch(r'\{__name__=~"(.+)"\}', match) for match in job["params"]["match[]"]]
+    (pattern,) = [one.group(1) for one in found if one is not None]
+    missing = [name for name in [*RECORDED, "ALERTS", "verl_loss"] if not re.fullmatch(pattern, name)]
+    assert not missing
 
 
 @pytest.mark.parametrize("name", ["remote_write.yml", "federation.yml"])
