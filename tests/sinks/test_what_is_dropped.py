@@ -118,7 +118,10 @@ def test_an_entry_that_cannot_be_read_is_left_out_and_counted_once(
     assert len([r for r in caplog.records if "cannot be sent" in r.message]) == 1
 
 
-def test_a_journal_that_cannot_be_read_is_told_and_tried_again(scene: Scene, influx: InfluxStandIn) -> None:
+def test_a_journal_that_cannot_be_read_is_told_and_tried_again(
+    scene: Scene, influx: InfluxStandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "exporter.sinks")
     path = scene.journal.path
     scene.step(1)
     scene.journal.close()
@@ -132,6 +135,7 @@ def test_a_journal_that_cannot_be_read_is_told_and_tried_again(scene: Scene, inf
     caught_up(sink, 1)
     sink.stop()
     assert sink.health().up
+    assert len([r for r in caplog.records if "works again" in r.message and "behind by 1 " in r.message]) == 1
 
 
 def test_heartbeats_make_no_points_and_no_lag(scene: Scene, influx: InfluxStandIn) -> None:

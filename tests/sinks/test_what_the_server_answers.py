@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import socket
 import ssl
@@ -245,6 +246,40 @@ def test_a_server_in_trouble_is_asked_again_until_it_takes_it(scene: Scene, infl
     sink.stop()
     assert steps_taken(influx) == {1}
     assert sink.health().failed_writes == 4
+
+
+def test_the_log_says_once_that_a_server_takes_data_again_and_how_far_behind_it_is(
+    scene: Scene, influx: InfluxStandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "exporter.sinks")
+    now = time.time()
+    sink = scene.sink(influx.url, clock=lambda: now)
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "works again" in record.getMessage()]
+
+    caught_up_to = scene.step(1, at=now - 5).position
+    sink.start()
+    caught_up(sink, caught_up_to)
+    assert said() == [], "it never was away"
+    for outage in (1, 2):
+        influx.answer = lambda write: Said(503, "away")
+        last = [scene.step(number, at=now - 90) for number in range(2, 32)][-1].position
+        wait_for("the whole lag is told", lambda: not sink.health().up and sink.health().lag_entries == 30)
+        influx.answer = lambda write: Said()
+        caught_up(sink, last)
+        wait_for("it is up", lambda: sink.health().up)
+        scene.step(40)
+        caught_up(sink, last + 1)
+        assert len(said()) == outage
+        found = re.fullmatch(
+            r"The sink influxdb works again after (\d+) failed tries\. It is behind by 30 entries of the journal, "
+            r"the oldest of them 90 s old\.",
+            said()[-1],
+        )
+        assert found is not None, said()
+        assert int(found.group(1)) >= 1
+    sink.stop()
 
 
 def test_a_server_that_says_when_to_come_back_is_not_asked_before(scene: Scene, influx: InfluxStandIn) -> None:

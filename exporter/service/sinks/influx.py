@@ -164,6 +164,8 @@ class InfluxSink:
         entries = self._source.entries(position, self._limit)
         self._give_up_what_was_moved(position, entries)
         if self._source_failed:
+            self._lag = max(0, last - position)
+            self._waiting_since = entries[0].at if entries else None
             self._well()
         if not entries:
             # Positions without an entry: heartbeats that were replaced, runs that were forgotten.
@@ -273,6 +275,16 @@ class InfluxSink:
             log.warning("InfluxDB refuses points, which are left out and counted. %s", message)
 
     def _well(self) -> None:
+        """Note that it works, and say so once where it did not."""
+        if self._error:
+            log.info(
+                "The sink %s works again after %d failed tries. It is behind by %d entries of the journal, "
+                "the oldest of them %.0f s old.",
+                NAME,
+                self._in_a_row,
+                self._lag,
+                self.health().lag_seconds,
+            )
         self._error = ""
         self._in_a_row = 0
         self._source_failed = False
