@@ -31,7 +31,7 @@ from exporter.incidents import Rules
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
 from exporter.service.history import Retention
-from exporter.service.sinks.settings import InfluxSettings
+from exporter.service.sinks.settings import InfluxSettings, TokenUnavailable, read_token
 from exporter.yaml_lines import Lines
 
 __all__ = [
@@ -140,6 +140,17 @@ def _check_files(config: Config, lines: Lines) -> None:
         for setting, file in (("cert_file", config.tls.cert_file), ("key_file", config.tls.key_file)):
             readable(file, f"{lines.file}, line {lines.line_of(f'$.tls.{setting}')}: tls.{setting}")
         tls_context(config.tls, f"{lines.file}, line {lines.line_of('$.tls')}: tls")
+    if config.influxdb is not None:
+        token = config.influxdb.token
+        try:
+            read_token(token, os.environ)
+        except TokenUnavailable as error:
+            setting = "file" if token is not None and token.env is None else "env"
+            line = lines.line_of(f"$.influxdb.token.{setting}")
+            raise ConfigError(f"{lines.file}, line {line}: {error}") from None
+        if config.influxdb.ca_file is not None:
+            line = lines.line_of("$.influxdb.ca_file")
+            readable(config.influxdb.ca_file, f"{lines.file}, line {line}: influxdb.ca_file")
 
 
 def _read(path: Path) -> str:

@@ -155,6 +155,22 @@ def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
             "\ntls:\n  cert_file: {folder}/empty\n  key_file: {folder}/empty\n",
             "line 2: tls: {folder}/empty and {folder}/empty cannot be used together",
         ),
+        (
+            "influxdb:\n  url: http://h:8086\n  org: o\n  bucket: b\n  token:\n    file: {folder}/none\n",
+            "line 6: influxdb.token: the file {folder}/none cannot be read: No such file or directory.",
+        ),
+        (
+            "influxdb: {{url: http://h:8086, org: o, bucket: b,\n  token: {{file: {folder}/empty}}}}\n",
+            "line 2: influxdb.token: the file {folder}/empty holds no token.",
+        ),
+        (
+            "influxdb:\n  url: http://h:8086\n  org: o\n  bucket: b\n  token: {{env: NOT_SET}}\n",
+            "line 5: influxdb.token: the environment variable NOT_SET is not set.",
+        ),
+        (
+            "influxdb:\n  url: https://h:8086\n  org: o\n  bucket: b\n  ca_file: {folder}/none\n",
+            "line 5: influxdb.ca_file: the file {folder}/none cannot be read: No such file or directory.",
+        ),
         ("tls:\n  cert_file: a\n", "line 1: tls: Object missing required field key_file"),
         ("tls:\n  cert_file: a\n  key_file: b\n  min_version: 1.2\n", "line 4: tls.min_version: "),
     ],
