@@ -78,7 +78,7 @@ def answered(
     except http.client.IncompleteRead:
         stop(f"The exporter at {url} broke off its answer. Its log may say why.", 1)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        stop(f"The exporter at {url} cannot be asked: {why(error)}. Is it running, and is --url right?", 1)
+        stop(f"The exporter at {url} cannot be asked: {why(error)}. {_what_to_do(error)}", 1)
 
 
 def check_url(url: str) -> None:
@@ -97,6 +97,16 @@ def check_url(url: str) -> None:
 def why(error: BaseException) -> str:
     """What an exception of the network says, in words."""
     return str(getattr(error, "reason", None) or str(error).strip() or type(error).__name__).removesuffix(".")
+
+
+def _what_to_do(error: BaseException) -> str:
+    """About an exporter that cannot be asked."""
+    if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+        return (
+            "Is --url right? If a private authority signed its certificate, "
+            "name the authority's PEM file in VERL_SENTINEL_CA_FILE."
+        )
+    return "Is it running, and is --url right?"
 
 
 def opener(url: str) -> urllib.request.OpenerDirector:

@@ -153,3 +153,5 @@ def test_the_commands_trust_the_authority_that_they_are_given(tmp_path: Path, au
         ]
     assert [result.returncode for result in results] == [1, 0, 0], results
     assert "certificate verify failed" in results[0].stderr
+    assert "name the authority's PEM file in VERL_SENTINEL_CA_FILE" in results[0].stderr
+    assert "Is it running" not in results[0].stderr
