@@ -46,7 +46,12 @@ ROWS = 256 if sqlite3.sqlite_version_info >= (3, 32) else 120
 """Most rows of one INSERT. One statement for many rows, because the thread that writes has to win back the
 interpreter's lock after each, against an event loop that is busy. Before 3.32 a statement has at most 999 values."""
 
+PART_BYTES = 64 * 1024
+"""Most bytes of bodies in one INSERT; a larger body goes alone. Python keeps a statement for each number of rows, and a
+statement that is kept keeps what it wrote last."""
+
 COLUMNS = "position, kind, at, run_id, sender, seq, body, crc"
+_BODY = COLUMNS.split(", ").index("body")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS journal_meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS journal (
@@ -171,11 +176,12 @@ class Journal:
             (first + index, e.kind, e.at, e.run_id, e.sender, e.seq, e.body, zlib.crc32(e.body))
             for index, e in enumerate(entries)
         ]
+        parts = _parts(rows)
         # A statement alone is a transaction, and saves two others.
-        alone = len(rows) <= ROWS and not snapshots and not delivered
+        alone = len(parts) <= 1 and not snapshots and not delivered
         try:
             with contextlib.nullcontext() if alone else self._writing():
-                self._insert(rows)
+                self._insert(parts)
                 for s in snapshots:
                     self._db.execute(
                         "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET"
@@ -190,9 +196,8 @@ class Journal:
         self.position += len(rows)
         return list(range(first, first + len(rows)))
 
-    def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        for start in range(0, len(rows), ROWS):
-            part = rows[start : start + ROWS]
+    def _insert(self, parts: Sequence[Sequence[tuple[Any, ...]]]) -> None:
+        for part in parts:
             values = [value for row in part for value in row]
             self._db.execute(_INSERT + ", ".join([_ROW] * len(part)), values)
 
@@ -204,7 +209,7 @@ class Journal:
         count = 0
         with self._writing():
             for row in rows:
-                self._insert([row])
+                self._insert([[row]])
                 count += 1
             self._set_meta("highest", highest)
             self._set_meta("delivered", delivered)
@@ -318,3 +323,16 @@ class Journal:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
             return
+
+
+def _parts(rows: Sequence[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Rows as they go together into one INSERT each."""
+    parts: list[list[tuple[Any, ...]]] = []
+    size = 0
+    for row in rows:
+        size += len(row[_BODY])
+        if not parts or len(parts[-1]) == ROWS or size > PART_BYTES:
+            parts.append([])
+            size = len(row[_BODY])
+        parts[-1].append(row)
+    return parts

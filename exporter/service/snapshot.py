@@ -155,6 +155,7 @@ def restore(body: bytes, make_detectors: Callable[[], Detectors], rules: Rules) 
     if stored.version != VERSION:
         raise SnapshotUnreadable(f"it has version {stored.version}, this program reads version {VERSION}")
     _bound_deques(stored.state)
+    stored.state.config = {sys.intern(name): value for name, value in stored.state.config.items()}
     detectors = make_detectors()
     for detector in (*detectors.step, *detectors.live):
         if detector.name not in stored.detectors:

@@ -6,6 +6,7 @@ clock, so it comes out the same after a restart.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
@@ -372,7 +373,8 @@ def bounded(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
         left -= len(key) + (len(short) if isinstance(short, str) else 8)
         if left < 0:
             break
-        kept[key] = short
+        # A run has hundreds of settings, and all runs the same: their names are kept once.
+        kept[sys.intern(key)] = short
     return kept
 
 
