@@ -164,7 +164,8 @@ class InfluxServer:
         said = self._clean(str(error.message if error.response is not None else getattr(error, "reason", error)))
         content_type = str((error.headers or {}).get("Content-Type", "")) if error.response is not None else ""
         answer = f"{self._settings.url} answered {status}: {said}"
-        if status in (400, 413, 422) and "html" not in content_type.lower():
+        # Too large is too large, whoever says so: a proxy says it as a page.
+        if status == 413 or (status in (400, 422) and "html" not in content_type.lower()):
             partial = _PARTIAL.search(said)
             return Rejected(answer, int(partial.group(1)) if partial else None)
         if 300 <= status < 500 and status not in (408, 429):
