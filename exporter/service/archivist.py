@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -27,8 +27,11 @@ log = logging.getLogger("exporter.archivist")
 
 MOVE_ENTRIES = 20_000
 """Most entries that are read, compressed and moved in one go; fewer where they are large."""
-DELETE_SLICE = 2000
-"""Positions that are deleted in one transaction: the ingest waits for as long."""
+DELETE_SLICE = 500
+"""Positions that are deleted in one transaction, and no more of them than have :data:`DELETE_BYTES` of pushes: the
+ingest waits for as long."""
+
+DELETE_BYTES = 256 * 1024
 CLOCK_SET_SECONDS = 60.0
 """A clock that differs by more from what has passed since the last round was set."""
 
@@ -169,7 +172,9 @@ class Archivist:
         last = entries[-1].position
         blocks = await asyncio.to_thread(pack, entries)
         await asyncio.to_thread(history.add, blocks, last)
-        await self._delete(done, last, batches=True)
+        for end in _slices(entries):
+            await self._delete_slice(done, end, batches=True)
+            done = end
         self.health.moved_entries += len(entries)
         return sum(len(entry.body) for entry in entries)
 
@@ -180,8 +185,10 @@ class Archivist:
         first = await asyncio.to_thread(self._archive.first_position)
         # Positions go into the billions; those before the first entry are not there.
         for start in range(max(after, first - 1) if first else upto, upto, DELETE_SLICE):
-            end = min(start + DELETE_SLICE, upto)
-            await self._maintain(lambda journal, a=start, b=end: journal.delete(a, b, batches=batches))  # type: ignore[misc]
+            await self._delete_slice(start, min(start + DELETE_SLICE, upto), batches=batches)
+
+    async def _delete_slice(self, after: int, upto: int, *, batches: bool) -> None:
+        await self._maintain(lambda journal: journal.delete(after, upto, batches=batches))
 
     def _is_steady(self, now: float) -> bool:
         """Whether the clock has gone on like time for long enough to say how old something is."""
@@ -220,3 +227,14 @@ class Archivist:
         error = await done
         if error:
             raise JournalUnavailable(error)
+
+
+def _slices(entries: Sequence[Entry]) -> Iterator[int]:
+    """Positions up to which to delete in one transaction each, the last one at the end."""
+    size = count = 0
+    for entry, following in zip(entries, [*entries[1:], None], strict=True):
+        size += len(entry.body)
+        count += 1
+        if following is None or count >= DELETE_SLICE or size + len(following.body) > DELETE_BYTES:
+            yield entry.position
+            size = count = 0
