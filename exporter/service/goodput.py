@@ -176,9 +176,11 @@ class Goodput:
         if not self.starting:
             self.steps.learn(alone)
         self._add_step(number, max(0.0, seconds - max(beyond, self.counted)))
+        # A heartbeat that had called more of it stalled than it took was wrong: what is lost now pays for that first.
+        self._owe(max(0.0, self.counted - seconds))
         self._lose("stall", max(0.0, min(beyond, passed) - self.counted) + gap_beyond)
         self._lose("restart" if self.starting and not self.first_start else "other", gap - gap_beyond)
-        self._owe(max(0.0, self.counted - seconds) + max(0.0, seconds - passed))
+        self._owe(max(0.0, seconds - passed))
         self._settle(at, said, seconds + gap)
         self.starting = self.first_start = False
 
@@ -257,7 +259,7 @@ class Goodput:
             return
         paid = min(self.owed, seconds)
         self.owed -= paid
-        setattr(self, kind, getattr(self, kind) + seconds - paid)
+        setattr(self, kind, getattr(self, kind) + (seconds - paid))
 
     def _owe(self, seconds: float) -> None:
         self.owed = min(self.owed + seconds, self.restart + self.stall + self.other)

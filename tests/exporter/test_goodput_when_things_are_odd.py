@@ -175,6 +175,16 @@ def test_steps_out_of_order_are_each_counted(scene: Scene) -> None:
     assert scene.run().state.durations.total == pytest.approx(120)
 
 
+def test_a_heartbeat_that_was_wrong_about_a_step_is_made_good_with_that_step() -> None:
+    run = Goodput()
+    run.began(1_000_000.0)
+    for number in range(1, 12):
+        run.step(number, 1_000_000.0, seconds=0.0)
+    run.beat(1_000_012.0, age=12.0, pause=1.0)
+    run.step(12, 1_000_012.0, seconds=0.0)
+    assert run.restart + run.stall + run.other == pytest.approx(12.0)
+
+
 EVENT = st.tuples(
     st.sampled_from(["step", "late", "beat", "began", "ended", "part", "pause"]),
     st.integers(1, 40),
