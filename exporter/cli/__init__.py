@@ -18,6 +18,7 @@ from exporter.cli.following import follow
 from exporter.cli.incidents import acknowledge, incidents
 from exporter.cli.journal import journal_app
 from exporter.cli.recoveries import audit, recoveries_app
+from exporter.cli.replay import replay
 from exporter.cli.runs import runs_app
 
 app = typer.Typer(
@@ -81,6 +82,7 @@ app.add_typer(recoveries_app, name="recoveries")
 app.add_typer(journal_app, name="journal")
 app.command()(audit)
 app.command()(follow)
+app.command()(replay)
 
 COMMANDS = tuple(
     command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands

@@ -1,0 +1,137 @@
+"""Replays one file: its rows to the past runs in it, and what is counted on the way. Called by ``verl-sentinel replay``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from exporter.detectors.base import Severity, Verdict
+from exporter.follow.parsing import Garbage
+from exporter.incidents import Rules
+from exporter.replay.past_run import PastRun
+from exporter.replay.recognised import READERS
+from exporter.replay.rows import FileUnusable, Row
+from exporter.signals import SIGNALS, plan_of
+from exporter.signals.plans import PHASE_PREFIX
+
+MOST_KEYS: Final = 20_000
+"""Unknown keys that are remembered."""
+MOST_RUNS: Final = 200
+
+_KNOWN: Final = frozenset(
+    key for signal in SIGNALS.values() for spelling in signal.spellings for key in (spelling.key, spelling.minus)
+)
+
+
+@dataclass
+class Keys:
+    """Keys of all files that no signal is made of, in the order in which they came."""
+
+    unknown: dict[str, None] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Take in the keys of a step.
+
+        >>> keys = Keys()
+        >>> keys.note({"actor/loss": 0.5, "timing_s/gen": 1.0, "val-core/x/mean@1": 0.5, "training/epoch": 0.0})
+        >>> list(keys.unknown)
+        ['training/epoch']
+        """
+        if self._seen.issuperset(metrics):
+            return
+        for key in metrics:
+            if key not in self._seen and len(self._seen) < MOST_KEYS:
+                self._seen.add(key)
+                if not (key in _KNOWN or key.startswith(PHASE_PREFIX) or plan_of({key: 0.0}).validation):
+                    self.unknown[key] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """One verdict on one run of a file."""
+
+    run: str
+    """Its name, where the file holds several runs."""
+    attempt: int
+    verdict: Verdict
+    news: bool
+    """The first of an episode, or worse than what was said before."""
+
+
+@dataclass
+class Replay:
+    """One file.
+
+    Args:
+        path: the file, or a folder of TensorBoard's event files.
+        form: a key of ``READERS``.
+        options: of detectors, by name.
+        rules: when an episode is over.
+        keys: notes the keys.
+        say: tells a person.
+    """
+
+    path: Path
+    form: str
+    options: Mapping[str, Mapping[str, Any]]
+    rules: Rules
+    keys: Keys
+    say: Callable[[str], None]
+    runs: dict[str, PastRun] = field(default_factory=dict)
+    rows: int = 0
+    left_out: int = 0
+    """Lines, records or entries that are no steps and should be."""
+    values_left_out: int = 0
+    first: int | None = None
+    last: int = 0
+    told: Counter[Severity] = field(default_factory=Counter)
+    """Episodes, and their escalations, by severity."""
+
+    def sayings(self) -> Iterator[Saying]:
+        """Every verdict, as it would have been said. Raises :class:`FileUnusable`, also where there is no step."""
+        for found in READERS[self.form](self.path):
+            if isinstance(found, Garbage):
+                self.left_out += 1
+                if self.left_out == 1:
+                    self.say(f"A part of {self.path} is left out, and others may be without a word: {found.reason}.")
+                continue
+            self.values_left_out += found.left_out
+            if found.metrics:
+                yield from self._take(found)
+        if not self.rows:
+            raise FileUnusable(f"{self.path} has no step that could be read as {self.form}.")
+
+    def _take(self, row: Row) -> Iterator[Saying]:
+        self.rows += 1
+        self.first = row.step if self.first is None else min(self.first, row.step)
+        self.last = max(self.last, row.step)
+        self.keys.note(row.metrics)
+        run = self.runs.get(row.run)
+        if run is None:
+            if len(self.runs) >= MOST_RUNS:
+                raise FileUnusable(f"{self.path} holds more than {MOST_RUNS} runs: give it in parts.")
+            run = self.runs[row.run] = PastRun(self.options, self.rules)
+        said = run.take(row)
+        for verdict in said.verdicts:
+            news = verdict in said.news
+            self.told[verdict.severity] += news
+            yield Saying(row.run, said.attempt, verdict, news)
+
+    def sentence(self) -> str:
+        """What was read and said, for a person, at the end."""
+        runs, starts = len(self.runs), sum(run.attempts for run in self.runs.values())
+        steps = sum(run.steps for run in self.runs.values())
+        of = f" of {runs} runs" if runs > 1 else ""
+        again = f", {starts - runs} restart{'' if starts - runs == 1 else 's'}" if starts > runs else ""
+        out = [(self.left_out, "lines or records"), (self.values_left_out, "values that are no numbers")]
+        left = ", ".join(f"{count} {what}" for count, what in out if count)
+        pages, warnings, notes = (self.told[s] for s in (Severity.CRITICAL, Severity.WARNING, Severity.INFO))
+        return (
+            f"{self.path}: {steps} step{'' if steps == 1 else 's'}{of} ({self.first} to {self.last}){again} "
+            f"read as {self.form}; critical: {pages}, warning: {warnings}, info: {notes}."
+            + (f" Left out: {left}." if left else "")
+        )
