@@ -106,6 +106,8 @@ class SenderState:
     """It may be one that was forgotten: then what it tells was counted, or nobody knows."""
     said: float = 0.0
     """When it logged the newest of them, by its own clock; 0 where it did not say."""
+    first_heard: float = 0.0
+    """By the exporter's clock; a trainer that is new after the end of the run is another one."""
 
 
 @dataclass
@@ -169,7 +171,7 @@ class RunState:
         if sender is None:
             if len(self.senders) >= MANY_SENDERS and not 0.0 <= at - self.tidied < TIDY_SECONDS:
                 self._forget_silent_senders(at)
-            sender = self.senders[batch.sender.id] = SenderState(batch.sender.role, batch.run.attempt)
+            sender = self.senders[batch.sender.id] = SenderState(batch.sender.role, batch.run.attempt, first_heard=at)
             sender.forgotten = batch.run.attempt <= self.forgotten_attempt and batch.run.attempt < self.attempt
         sender.last_heard = at
         sender.attempt = max(sender.attempt, batch.run.attempt)

@@ -238,11 +238,13 @@ class WatchedRun:
         if batch.run.attempt < state.attempt:
             parts.count_late(state, part)
             return
-        if current is not None and part.step < current:
-            if sender_id == state.current_sender:
-                parts.count_late(state, part)
-                return
-            # Another process logs an older step: somebody restarted the trainer from a checkpoint.
+        older = current is not None and part.step < current
+        if older and sender_id == state.current_sender:
+            parts.count_late(state, part)
+            return
+        ended_before = state.ended_at is not None and sender.first_heard > state.ended_at
+        if older or (ended_before and batch.sender.role == "trainer"):
+            # Another process logs an older step, or logs after the end: somebody started the trainer again by hand.
             state.new_trainer(at)
             self._resumed(part.step)
             current = None

@@ -116,6 +116,27 @@ def test_what_an_attempt_that_is_over_left_on_disk_is_counted_once(scene: Scene)
     assert state.current == 4
 
 
+def test_a_trainer_that_is_new_after_the_end_makes_the_run_run_again(scene: Scene) -> None:
+    scene.step(1, time=2.0)
+    scene.push(events=[RunFinished(time=0.0, exit_code=0)])
+    scene.now += 60
+    scene.push(sender="gpus", role="gpu", steps=[Step(step=2, metrics={"actor/loss": 1.0})])
+    assert not scene.run().state.running
+    scene.restart()
+    scene.step(3, sender="trainer-2", time=2.0)
+    state = scene.run().state
+    assert state.running
+    assert (state.ended_at, state.current, state.steps_this_attempt) == (None, 3, 1)
+
+
+def test_what_the_trainer_that_ended_tells_after_the_end_leaves_it_ended(scene: Scene) -> None:
+    scene.push(seq=5, steps=[Step(step=1, metrics={"timing_s/step": 2.0})], events=[RunFinished(time=0.0, exit_code=0)])
+    scene.now += 60
+    scene.push(seq=4, steps=[Step(step=2, metrics={"timing_s/step": 2.0})])
+    assert not scene.run().state.running
+    assert counted(scene)[0] == 2
+
+
 @pytest.mark.parametrize("step", [-1, 2**53])
 def test_a_number_that_no_step_has_is_refused(scene: Scene, step: int) -> None:
     with pytest.raises(Exception, match="has to be 0 or more, below 2"):
