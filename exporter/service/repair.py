@@ -48,16 +48,16 @@ def problems(path: Path) -> list[str]:
     """
     with _old(path, mode="ro") as old:
         found = _structure(old)
-        for query, what in (
-            ("SELECT position, body, crc FROM journal", "Entry"),
-            ("SELECT run_id, body, crc FROM snapshots", "The snapshot of run"),
+        for query, what, all_of_them in (
+            ("SELECT position, body, crc FROM journal", "Entry", "The entries"),
+            ("SELECT run_id, body, crc FROM snapshots", "The snapshot of run", "The snapshots"),
         ):
             try:
                 for name, body, crc in old.execute(query):
                     if zlib.crc32(body) != crc:
                         found.append(f"{what} {name} does not match its checksum.")
             except sqlite3.Error as error:
-                found.append(f"{what.removesuffix(' of run')}s cannot be read to the end: {error}.")
+                found.append(f"{all_of_them} cannot be read to the end: {error}.")
     return found
 
 

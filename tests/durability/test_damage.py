@@ -62,7 +62,7 @@ def test_a_whole_journal_has_no_problems(tmp_path: Path) -> None:
 
 
 def test_damage_is_found_by_looking_at_every_page(damaged: Path) -> None:
-    assert problems(damaged)
+    assert any(line.startswith("The entries cannot be read to the end: ") for line in problems(damaged))
     with pytest.raises(JournalDamaged, match="verl-sentinel journal repair"):
         check_structure(damaged)
 
