@@ -49,6 +49,8 @@ limits:
 """
 RUNS = 3
 METRICS = 40
+NEWEST = 120
+"""Incidents of a run that are compared. The exporter remembers 200, and which those are depends on live ones among them."""
 
 
 def in_order(run: int, seq: int) -> Any:
@@ -194,7 +196,7 @@ def seen(exporter: ExporterProcess) -> dict[str, Any]:
             [i[key] for key in ("id", "state", "severity", "onset", "first_step", "last_step", "count", "worst_score")]
             for i in detail["incidents"]
             if i["kind"] == "step"
-        ]
+        ][:NEWEST]
         exported = exporter.get(f"/api/v1/runs/{name}/steps?format=jsonl")
         assert exported.status == 200, exported.body
         found[f"export {run}"] = exported.body
