@@ -137,6 +137,10 @@ class Journal:
             return
         fresh = self._open()
         self._db.close()
+        if not _can_write(fresh):
+            # Connections of one process share what the first of them found: a disk that was read-only at the start.
+            fresh.close()
+            fresh = self._open()
         self._db = fresh
         self.position = max(self.position, self._highest())
 
@@ -325,6 +329,15 @@ class Journal:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
             return
+
+
+def _can_write(db: sqlite3.Connection) -> bool:
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _parts(rows: Sequence[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
