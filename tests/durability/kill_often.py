@@ -50,7 +50,7 @@ limits:
 RUNS = 3
 METRICS = 40
 NEWEST = 120
-"""Incidents of a run that are compared. The exporter remembers 200, and which those are depends on live ones among them."""
+"""Incidents of a run that are compared. The exporter remembers 200, and live ones are among them."""
 
 
 def in_order(run: int, seq: int) -> Any:
