@@ -93,6 +93,7 @@ class RecoveryStore:
         self._opened: sqlite3.Connection | None = None
         self._listed: dict[str, frozenset[str]] = {}
         self._listed_at = -1
+        self._found_read_only = False
         try:
             self._opened = _opened(path)
         except sqlite3.OperationalError:
@@ -131,12 +132,18 @@ class RecoveryStore:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it returns."""
+        if self._found_read_only:
+            # A connection that found the disk read-only stays so when the disk can be written again.
+            self.close()
+            self._opened = None
+            self._found_read_only = False
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             self._listed_at = -1
+            self._found_read_only = isinstance(error, sqlite3.OperationalError) and "readonly" in str(error)
             # SQLite may have ended the transaction by itself (a full disk does that): the reason must not be lost.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

@@ -12,7 +12,7 @@ import pytest
 from exporter_process import PUSH, Answer, ExporterProcess, push, running, wait_for
 from exporter_scene import batch
 
-from exporter.protocol import RunStarted, Step, encode
+from exporter.protocol import RunFinished, RunStarted, Step, encode
 
 
 @pytest.fixture
@@ -99,7 +99,10 @@ def test_a_disk_that_becomes_read_only_is_said_and_taken_up_when_it_can_be_writt
         subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
         wait_for(exporter.ready, exporter)
         assert push(exporter, seq=1, steps=[Step(step=1, metrics={"actor/lr": 1.0})]).duplicate
-        assert not push(exporter, seq=2, steps=[Step(step=2, metrics={"actor/lr": 1.0})]).duplicate
+        last = Step(step=2, metrics={"actor/lr": 1.0})
+        assert not push(exporter, seq=2, steps=[last], events=[RunFinished(time=0.0)]).duplicate
+        # The audit log has a file of its own.
+        assert exporter.request("DELETE", "/api/v1/runs/r", None, {}).status == 200
 
 
 def test_a_disk_on_which_nothing_can_be_written_any_more_is_said_without_a_push(tmp_path: Path) -> None:
