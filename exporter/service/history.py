@@ -22,9 +22,11 @@ from exporter.service.identity import identity
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
 from exporter.service.stored import (
     Entry,
+    JournalDamaged,
     JournalUnavailable,
     Snapshot,
     damaged,
+    is_damage,
     read_entries,
     read_snapshot,
     unreadable,
@@ -267,14 +269,14 @@ class Archive:
                 )
                 for block, body, crc in history.execute(query, (run_id, after)):
                     if zlib.crc32(body) != crc:
-                        raise damaged(self._history, f"block {block} does not match its checksum")
+                        raise _damaged(self._history, f"block {block} does not match its checksum")
                     for packed in _packed.decode(zstd.decompress(body)):
                         if after < packed.position <= upto:
                             yield from _steps_of(packed.body, packed.at)
             except sqlite3.Error as error:
-                raise unreadable(self._history, error) from error
+                raise _unreadable(self._history, error) from error
             except (zstd.ZstdError, msgspec.DecodeError) as error:
-                raise damaged(self._history, str(error)) from error
+                raise _damaged(self._history, str(error)) from error
 
     def entries(self, after: int, limit: int, most_bytes: int = SLICE_BYTES) -> list[Entry]:
         """Entries of the journal with a position above ``after``, in order: at most ``limit``, and no more of them than
@@ -314,7 +316,7 @@ class Archive:
             try:
                 return _upto(history)
             except sqlite3.Error as error:
-                raise unreadable(self._history, error) from error
+                raise _unreadable(self._history, error) from error
 
     def pushed_bytes(self) -> int:
         """Size of all pushes in the journal."""
@@ -337,6 +339,19 @@ def _bounded(entries: Iterator[Entry], most_bytes: int) -> list[Entry]:
             break
         found.append(entry)
     return found
+
+
+def _damaged(history: Path, what: str) -> JournalDamaged:
+    return JournalDamaged(
+        f"The history {history} cannot be read: {what}. Restore it from a backup, or delete it while the exporter is "
+        "stopped: then the steps in it are missing from exports, and nothing else."
+    )
+
+
+def _unreadable(history: Path, error: Exception) -> JournalUnavailable:
+    if is_damage(error):
+        return _damaged(history, str(error))
+    return JournalUnavailable(f"The history {history} cannot be read: {error}.")
 
 
 @contextlib.contextmanager

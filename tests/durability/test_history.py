@@ -219,7 +219,8 @@ def test_a_block_that_does_not_match_its_checksum_ends_the_export_with_a_sentenc
     with sqlite3.connect(house.folder / FILE_NAME) as db:
         db.execute("UPDATE blocks SET body = x'00'")
     db.close()
-    with pytest.raises(JournalDamaged, match="does not match its checksum"):
+    # `journal repair` has nothing to do with this file.
+    with pytest.raises(JournalDamaged, match=r"^The history .* does not match its checksum\. .* or delete it"):
         house.exported()
 
 
