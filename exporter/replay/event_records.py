@@ -100,19 +100,27 @@ def _pass_over(file: IO[bytes], count: int) -> None:
 
 _COMMON = re.compile(
     rb"\x09(.{8})(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a(?:[\x80-\xff][\x01-\x7f]|.)\x0a(?:[\x80-\xff][\x01-\x7f]|.)"
-    rb"\x0a([\x01-\x7f])([^\x00-\x1f\x7f]+)\x15(.{4})",
+    rb"\x0a([\x01-\x7f])([^\x00-\x1f\x7f]+)"
+    rb"(?:\x15(.{4})|\x42\x0a\x08\x01\x12\x00[\x22\x2a]\x04(.{4})(?:\x4a([\x00-\x7f])(.{0,127}))?)",
     re.DOTALL,
 )
-"""The event that nearly all are: time, step, and one value with a name and a float."""
+"""The event that nearly all are: time, step, and one value with a name and a float, which is plain or a tensor of type
+float without a dimension, with the plugin's metadata behind it."""
 
 
 def scalars(event: bytes) -> Scalars:
     """The scalars of an event. Raises :class:`Malformed`."""
     common = _COMMON.fullmatch(event)
-    if common is not None and common[3][0] == len(common[4]):
-        tag = common[4].decode("utf-8", "replace")
-        step = _varint(common[2], 0)[0] if common[2] else 0
-        return Scalars(step, _double.unpack(common[1])[0], ((tag, _float.unpack(common[5])[0]),))
+    if common is not None:
+        time, step_bytes, tag_length, tag, plain, tensor, length, metadata = common.groups()
+        if tag_length[0] == len(tag) and (length is None or length[0] == len(metadata)):
+            value = _float.unpack(tensor if plain is None else plain)[0]
+            step = _varint(step_bytes, 0)[0] if step_bytes else 0
+            return Scalars(step, _double.unpack(time)[0], ((tag.decode("utf-8", "replace"), value),))
+    return _any_scalars(event)
+
+
+def _any_scalars(event: bytes) -> Scalars:
     step, time = 0, 0.0
     values: list[tuple[str, float]] = []
     for number, value in _fields(event):

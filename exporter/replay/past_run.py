@@ -19,13 +19,14 @@ from typing import Any, Final
 
 from exporter.detectors.base import LiveDetector, Severity, StepDetector, StepSample, Verdict
 from exporter.detectors.registry import build_detectors
-from exporter.follow.reading import STEP_TIMES
 from exporter.incidents import Change, Rules
 from exporter.protocol import PROTOCOL_VERSION, Batch, Number, Run, Sender, Step
 from exporter.replay.rows import Row
 from exporter.service.sequences import Sequences
 from exporter.service.watch import WatchedRun
+from exporter.signals import SIGNALS
 
+STEP_TIMES: Final = tuple(spelling.key for spelling in SIGNALS["step_time"].spellings)
 LONGEST_STEP: Final = 86_400.0
 UNKNOWN_STEP_SECONDS: Final = 1.0
 """Between two steps of which nothing says how long they took."""
@@ -82,7 +83,7 @@ class PastRun:
     >>> run = PastRun({}, Rules())
     >>> said = [run.take(Row(step, {"actor/loss": float("nan") if step > 1 else 0.5})) for step in (1, 2, 3, 4)]
     >>> [(len(one.verdicts), len(one.news)) for one in said]
-    [(0, 0), (1, 1), (1, 1), (1, 0)]
+    [(0, 0), (1, 1), (1, 0), (1, 0)]
     """
 
     def __init__(self, options: Mapping[str, Mapping[str, Any]], rules: Rules) -> None:

@@ -1,4 +1,4 @@
-"""Replays one file: its rows to the past runs in it, and what is counted on the way. Called by ``verl-sentinel replay``."""
+"""Replays one file: its rows go to the past runs in it, what is left out is counted. Called by the command."""
 
 from __future__ import annotations
 

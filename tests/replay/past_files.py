@@ -153,16 +153,16 @@ def tensor(key: str, value: float) -> bytes:
     """As TensorFlow 2 writes a scalar: a tensor of type float without a dimension, and the plugin's metadata."""
     metadata = framed(1, framed(1, b"scalars"))
     content = b"\x08\x01" + framed(2, b"") + framed(5, struct.pack("<f", value))
-    return framed(1, key.encode()) + framed(9, metadata) + framed(8, content)
+    return framed(1, key.encode()) + framed(8, content) + framed(9, metadata)
 
 
 def event_file(steps: Iterable[tuple[int, Metrics]], kind: str = "simple") -> bytes:
     """One event for each metric, as torch's and verl's writer has it."""
-    out = record(b"\x09" + struct.pack("<d", 1.7e9) + framed(3, b"brain.Event:2"))
+    out = [record(b"\x09" + struct.pack("<d", 1.7e9) + framed(3, b"brain.Event:2"))]
+    write = simple if kind == "simple" else tensor
     for step, metrics in steps:
-        for key, value in metrics.items():
-            out += event(step, [simple(key, value) if kind == "simple" else tensor(key, value)])
-    return out
+        out += (event(step, [write(key, value)]) for key, value in metrics.items())
+    return b"".join(out)
 
 
 def written(path: Path, content: bytes) -> Path:
