@@ -29,7 +29,7 @@ def json_line(verdict: Verdict, attempt: int, file: str, run: str) -> str:
         "advice": list(verdict.advice),
         "forecast": _forecast(verdict.forecast),
         "attempt": attempt,
-        "file": file,
+        "file": file.encode("utf-8", "backslashreplace").decode(),  # a name may hold bytes that are no text
         "run": run,
     }
     return msgspec.json.encode(answer).decode()

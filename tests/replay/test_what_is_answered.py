@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import past_files as files
@@ -131,3 +133,24 @@ def test_names_from_a_file_cannot_write_to_the_terminal(tmp_path: Path, replay: 
     for output in ("table", "json"):
         answer = replay(path, output=output)
         assert "\x1b" not in answer.out + answer.err
+
+
+def test_a_file_name_that_is_no_text_can_be_told(tmp_path: Path, bad: Path, replay: Replaying) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl"))
+    bad.rename(odd)
+    for output in ("table", "json"):
+        answer = replay(odd, output=output)
+        assert answer.code == 0
+        assert answer.out
+
+
+def test_a_reader_that_goes_away_is_no_fault(bad: Path) -> None:
+    command = [*files.PROGRAM, "replay", "--output", "json", *[str(bad)] * 200]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"{")
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(60)
+    assert b"Traceback" not in err
