@@ -8,7 +8,7 @@ from pathlib import Path
 
 import past_files as files
 import pytest
-from conftest import Replaying
+from replay_process import Replaying
 
 from exporter.replay.recognised import format_of
 

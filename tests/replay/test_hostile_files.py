@@ -12,7 +12,7 @@ from pathlib import Path
 
 import past_files as files
 import pytest
-from conftest import Replaying
+from replay_process import Replaying
 
 from exporter.follow.parsing import Garbage
 from exporter.replay.recognised import READERS, format_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import past_files as files
 import pytest
-from conftest import Replaying
+from replay_process import Replaying
 
 from exporter.incidents import Rules
 from exporter.replay.past_run import PastRun
