@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from exporter.service.core import Core
 from exporter.service.history import Archive
 from exporter.service.journal import Journal
-from exporter.service.recorder import Recorder
+from exporter.service.recorder import Recorder, maintained
 from exporter.service.repair import Salvage, put_back, salvage
 from exporter.service.stored import JournalUnavailable
 
@@ -67,7 +66,7 @@ class Mender:
     async def _write_memory(self) -> None:
         """Snapshot all runs in memory, whose entries may be gone. Raises :class:`JournalUnavailable`."""
         self._core.snapshot_all()
-        await self._on_the_recorder(lambda _: None)
+        await maintained(self._recorder, lambda _: None)
         missing = sum(not self._core.keeper.is_covered(run_id) for run_id in self._core.runs)
         if missing:
             raise JournalUnavailable(f"The snapshots of {missing} runs could not be written.")
@@ -86,7 +85,7 @@ class Mender:
 
             found.append(journal.replaced(replace))
 
-        await self._on_the_recorder(work)
+        await maintained(self._recorder, work)
         return found[0]
 
     async def _drop_lost_runs(self) -> None:
@@ -95,13 +94,6 @@ class Mender:
             log.error("Run %s was not in memory, and its snapshot is lost", run_id)
             self._core.roster.forget(run_id)
             self._recorder.health.lost_runs += 1
-
-    async def _on_the_recorder(self, work: Callable[[Journal], None]) -> None:
-        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._recorder.maintain(work, lambda error: None if done.done() else done.set_result(error))
-        error = await done
-        if error:
-            raise JournalUnavailable(error)
 
 
 def _rescued(journal: Journal) -> Path | None:

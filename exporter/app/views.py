@@ -11,7 +11,6 @@ from exporter.protocol import GpuReading, RolloutCounts, Scalar
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.recovery.record import AuditEntry, Outcome, Recovery
 from exporter.service.core import Core
-from exporter.service.goodput import Goodput
 from exporter.service.snapshot import RunSummary
 from exporter.service.watch import WatchedRun
 
@@ -211,16 +210,6 @@ def dormant_view(it: RunSummary) -> RunView:
     )
 
 
-def spent(goodput: Goodput) -> dict[str, float]:
-    return {
-        "productive": goodput.productive,
-        "replay": goodput.replayed,
-        "restart": goodput.restart,
-        "stall": goodput.stall,
-        "other": goodput.other,
-    }
-
-
 def run_detail(run: WatchedRun, now: float) -> RunDetail:
     state = run.state
     in_place, missing = state.hooks()
@@ -235,7 +224,7 @@ def run_detail(run: WatchedRun, now: float) -> RunDetail:
         incidents=incidents_of(run),
         steps=[StepView(step=s.step, attempt=s.attempt, at=s.at, signals=s.signals) for s in state.recent],
         config=dict(state.config),
-        goodput=spent(state.goodput),
+        goodput=state.goodput.spent(),
     )
 
 

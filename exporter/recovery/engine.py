@@ -130,7 +130,10 @@ class RecoveryEngine:
         )
 
     def tick(self, facts_by_run: Mapping[str, RunFacts], now: float) -> None:
-        """Once a second: deadlines, alerts that wait for agreement or cooldown, plans whose incidents are gone."""
+        """Once a second: deadlines, alerts that wait for agreement or cooldown, plans whose incidents are gone.
+
+        ``facts_by_run`` may lack every run that is not :meth:`concerned`.
+        """
         with self._lock, self._store.transaction():
             if self._watching_since is None:
                 self._watching_since = now
@@ -174,6 +177,14 @@ class RecoveryEngine:
     def changes(self) -> int:
         """Grows with every write to the store: while it stays, so does every answer of :meth:`state_of`."""
         return self._store.changes
+
+    def concerned(self) -> frozenset[str]:
+        """Runs of which :meth:`tick` needs the facts: with a recovery under way, or an alert that waits.
+
+        Raises ``sqlite3.Error``.
+        """
+        with self._lock:
+            return self._store.concerned()
 
     def runs_with_recoveries(self) -> frozenset[str]:
         """For ``/metrics``, which then need not ask for the others. Raises ``sqlite3.Error``."""

@@ -120,6 +120,10 @@ class RecoveryStore:
         """Runs that have had a recovery."""
         return [run_id for (run_id,) in self._db.execute("SELECT DISTINCT run_id FROM recoveries")]
 
+    def concerned(self) -> frozenset[str]:
+        """Runs with an active recovery or an alert that waits."""
+        return self._runs_of("active") | self._runs_of("pending")
+
     def _runs_of(self, what: str) -> frozenset[str]:
         """Runs with an active recovery, or with an alert that waits: asked at every step, and nearly always none."""
         if self._listed_at != self.changes:

@@ -18,8 +18,7 @@ from pathlib import Path
 from exporter.service.core import Core
 from exporter.service.history import FILE_NAME, GIB, MIB, Archive, History, Retention, pack
 from exporter.service.journal import FILE_NAME as JOURNAL_FILE_NAME
-from exporter.service.journal import Journal
-from exporter.service.recorder import Recorder
+from exporter.service.recorder import Recorder, maintained
 from exporter.service.repair import check_structure
 from exporter.service.stored import Entry, JournalDamaged, JournalUnavailable
 
@@ -133,7 +132,7 @@ class Archivist:
     async def forget(self, run_ids: list[str]) -> None:
         """Remove runs from journal and history. Raises :class:`JournalUnavailable`."""
         # First, and before anybody else has a turn: pushes that come from now on are those of a new run.
-        await self._maintain(lambda journal: journal.forget(run_ids))
+        await maintained(self._recorder, lambda journal: journal.forget(run_ids))
         async with self._turn:
             history = await asyncio.to_thread(self._open_history)
             await asyncio.to_thread(history.forget, run_ids)
@@ -188,7 +187,7 @@ class Archivist:
             await self._delete_slice(start, min(start + DELETE_SLICE, upto), batches=batches)
 
     async def _delete_slice(self, after: int, upto: int, *, batches: bool) -> None:
-        await self._maintain(lambda journal: journal.delete(after, upto, batches=batches))
+        await maintained(self._recorder, lambda journal: journal.delete(after, upto, batches=batches))
 
     def _is_steady(self, now: float) -> bool:
         """Whether the clock has gone on like time for long enough to say how old something is."""
@@ -220,13 +219,6 @@ class Archivist:
             await self.forget(old)
             self.health.forgotten_runs += len(old)
             log.info("Forgot %d runs that were last heard more than %g days ago", len(old), self._retention.days)
-
-    async def _maintain(self, work: Callable[[Journal], None]) -> None:
-        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._recorder.maintain(work, lambda error: None if done.done() else done.set_result(error))
-        error = await done
-        if error:
-            raise JournalUnavailable(error)
 
 
 def _slices(entries: Sequence[Entry]) -> Iterator[int]:

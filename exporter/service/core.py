@@ -267,7 +267,7 @@ class Core:
         for run in list(self.runs.values()):
             if self.shown(run, now):
                 self._look(run, now)
-        self.link.tick({run_id: run.facts() for run_id, run in self.runs.items()}, now)
+        self.link.tick(self.runs, now)
         for run in list(self.runs.values()):
             self._mark_all(run, self.link.marks(run), now)
             if run.state.ended_at is not None and (run.held is None or self.shown(run, now)):

@@ -116,6 +116,16 @@ class Goodput:
         """Seconds that are accounted for."""
         return self.productive + self.replayed + self.restart + self.stall + self.other
 
+    def spent(self) -> dict[str, float]:
+        """The five totals by the names that people see."""
+        return {
+            "productive": self.productive,
+            "replay": self.replayed,
+            "restart": self.restart,
+            "stall": self.stall,
+            "other": self.other,
+        }
+
     def began(self, at: float) -> None:
         """A trainer begins."""
         self._turn()

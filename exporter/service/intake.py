@@ -16,15 +16,13 @@ from exporter.service.admission import Limits, Refused
 from exporter.service.entries import batch_entry
 from exporter.service.recorder import Recorded, Recorder
 from exporter.service.sequences import Sequences
+from exporter.service.state import MANY_SENDERS, SILENT_SENDER_SECONDS
 from exporter.service.stored import Entry
 from exporter.service.watch import WatchedRun
 
 MAX_GPUS = 8192
 """Of one run."""
 
-FORGET_SENDER_SECONDS = 7 * 86_400.0
-"""Where a run has had many senders, those that were last heard longer ago make room: nothing of theirs comes again."""
-MANY_SENDERS = 1000
 LOOK_EVERY = 256
 """New senders, so that a run of ten thousand is not gone through ten thousand times."""
 
@@ -148,7 +146,7 @@ def check_room(run: WatchedRun, batch: Batch, now: float, limits: Limits) -> Non
     """Raise :class:`Refused` (429) where the batch brings more senders, GPUs or metrics than a run may have."""
     run_id = run.state.run_id
     if batch.sender.id not in run.seen and len(run.seen) >= limits.senders_per_run:
-        old = now - FORGET_SENDER_SECONDS
+        old = now - SILENT_SENDER_SECONDS
         if sum(1 for taken in run.seen.values() if taken.heard >= old) >= limits.senders_per_run:
             raise Refused(
                 "too_many_senders",
@@ -185,7 +183,7 @@ def note(run: WatchedRun, batch: Batch, at: float) -> None:
     taken = run.seen.get(batch.sender.id)
     if taken is None:
         if len(run.seen) >= MANY_SENDERS and len(run.seen) % LOOK_EVERY == 0:
-            run.seen = {name: one for name, one in run.seen.items() if one.heard >= at - FORGET_SENDER_SECONDS}
+            run.seen = {name: one for name, one in run.seen.items() if one.heard >= at - SILENT_SENDER_SECONDS}
         taken = run.seen[batch.sender.id] = Sequences()
     taken.add(batch.seq)
     taken.heard = at

@@ -7,6 +7,7 @@ loop. Both call back in the order of the journal, which is the order in which st
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -298,3 +299,12 @@ class ThreadedRecorder:
         if self._failed_at is None:
             log.error("%s Pushes are answered 503 until it can.", error)
             self._failed_at = time.monotonic()
+
+
+async def maintained(recorder: Recorder, work: Callable[[Journal], None]) -> None:
+    """Let ``work`` use the journal, and wait until it has. Raises :class:`JournalUnavailable` where it failed."""
+    done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    recorder.maintain(work, lambda error: None if done.done() else done.set_result(error))
+    error = await done
+    if error:
+        raise JournalUnavailable(error)

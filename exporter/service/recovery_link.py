@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from exporter.incidents import Change
 from exporter.protocol import Command, CommandProgress
 from exporter.recovery.engine import RecoveryEngine
-from exporter.recovery.facts import RunFacts
 from exporter.recovery.record import RunState
 from exporter.service.entries import Mark
 from exporter.service.watch import AttemptReport, Report, StepDone, WatchedRun, open_incident
@@ -96,12 +95,13 @@ class RecoveryLink:
             self._failed(error)
             return None
 
-    def tick(self, facts: Mapping[str, RunFacts], now: float) -> None:
-        """Let the engine go on, once a second."""
+    def tick(self, runs: Mapping[str, WatchedRun], now: float) -> None:
+        """Let the engine go on, once a second; of most runs it needs to know nothing."""
         if not self._tell_what_waits():
             return
         try:
-            self._engine.tick(facts, now)
+            concerned = self._engine.concerned()
+            self._engine.tick({run_id: runs[run_id].facts() for run_id in concerned if run_id in runs}, now)
         except sqlite3.Error as error:
             self._failed(error)
         else:

@@ -69,8 +69,11 @@ REMEMBERED = 1000
 
 MANY_SENDERS = 1000
 SILENT_SENDER_SECONDS = 7 * 86_400.0
+"""Where a run has many senders, those that were silent for this long are forgotten; their totals stay. What they sent
+does not come again, so neither are their sequence numbers kept."""
+
 TIDY_SECONDS = 3600.0
-"""Where a run has many senders, those that were silent for this long are forgotten; their totals stay."""
+"""Between two looks for them."""
 
 
 @dataclass

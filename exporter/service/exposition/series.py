@@ -162,11 +162,8 @@ class RunSeries:
     def _time(self) -> None:
         goodput = self.run.state.goodput
         if goodput.until:
-            self._put_labelled(f.TIME, goodput.productive, "productive")
-            self._put_labelled(f.TIME, goodput.restart, "restart")
-            self._put_labelled(f.TIME, goodput.stall, "stall")
-            self._put_labelled(f.TIME, goodput.replayed, "replay")
-            self._put_labelled(f.TIME, goodput.other, "other")
+            for name, seconds in goodput.spent().items():
+                self._put_labelled(f.TIME, seconds, name)
 
     def _rollouts(self) -> None:
         counts = self.run.state.rollouts()
