@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from exporter.detectors.setup import UNKNOWN, RunSetup
+
 
 class Severity(enum.IntEnum):
     """``INFO`` is noted, ``WARNING`` is a ticket, ``CRITICAL`` is a page and may trigger a recovery."""
@@ -72,6 +74,27 @@ class StepSample:
     time: float
     """Unix seconds, by the exporter's clock, when the step arrived."""
     signals: Mapping[str, float]
+    setup: RunSetup = UNKNOWN
+    """What is known of the run's configuration and of its machine, as of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU as it was last read, at most ``age`` seconds ago. None: the device does not tell."""
+
+    node: str
+    index: int
+    age: float
+    utilization: float | None = None
+    """0 to 1."""
+    memory_used: float | None = None
+    memory_total: float | None = None
+    """Bytes."""
+    temperature: float | None = None
+    """Degrees Celsius."""
+    power: float | None = None
+    """Watts."""
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +119,9 @@ class LiveView:
     exit_code: int | None = None
     exited_unexpectedly: bool = False
     exit_summary: str = ""
+    gpus: tuple[GpuView, ...] = ()
+    """Readings of all GPUs of the run, in the order of node and index."""
+    setup: RunSetup = UNKNOWN
 
 
 @runtime_checkable
