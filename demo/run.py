@@ -6,10 +6,8 @@ Called by ``python -m demo``, which ``make demo`` runs.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +20,10 @@ from demo.display import Display, Observed
 from demo.observer import Observer
 from demo.processes import Child, StartError
 from demo.scenarios import Scenario
-from demo.stack import Stack, environment_of_trainer
+from demo.stack import Stack
 from demo.summary import Observation, Result, conclude
-from demo.toy import environment, make, overrides
+from demo.toy import make
+from demo.training import state_directory, supervised
 
 POLL_SECONDS = 0.5
 HEALTHY_STEPS_SHOWN = 5
@@ -63,23 +62,10 @@ def run(options: Options, console: Console) -> int:
             "To have them: apt install prometheus prometheus-alertmanager."
         )
     run_id = f"demo-{scenario.name}"
-    state_dir = out / "state"
     observation = Observation(started=time.time())
-    supervisor = Child(
-        "the supervisor",
-        [
-            *(sys.executable, "-m", "trainer_entry.cli", "run"),
-            *("--state-dir", str(state_dir), "--run-id", run_id, "--url", stack.exporter_url),
-            *("--clean-stop-seconds", "15", "--rollback-clean-seconds", "12", "--term-seconds", "8"),
-            "--",
-            *(sys.executable, "-m", "trainer_entry.main_ppo"),
-            *overrides(toy, out / "checkpoints", steps=scenario.steps, seed=options.seed),
-        ],
-        out / "logs" / "trainer.log",
-        env=_trainer_environment(stack, scenario, out),
-    )
+    supervisor = supervised(scenario, toy, stack, out, run_id, options.seed)
     seen = Observed(run_id=run_id, total_steps=scenario.steps)
-    with _Interrupts() as interrupts, Display(seen, f"scenario {scenario.name}", console) as display:
+    with Interrupts() as interrupts, Display(seen, f"scenario {scenario.name}", console) as display:
         try:
             stack.start()
             display.event(f"exporter on {stack.exporter_url}")
@@ -91,7 +77,7 @@ def run(options: Options, console: Console) -> int:
                 ExporterApi(stack.exporter_url, stack.token("operate")),
                 None if stack.fast_path else stack.prometheus_url,
                 run_id,
-                state_dir / "fault.json",
+                state_directory(out) / "fault.json",
                 seen,
                 display,
                 observation,
@@ -113,14 +99,14 @@ def run(options: Options, console: Console) -> int:
     return 0 if result.ok else 1
 
 
-class _Interrupts:
+class Interrupts:
     """Counts Ctrl-C and SIGTERM instead of dying of them, so that everything that was started is ended in order."""
 
     def __init__(self) -> None:
         self.happened = False
         self._before: dict[signal.Signals, object] = {}
 
-    def __enter__(self) -> _Interrupts:
+    def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -133,7 +119,7 @@ class _Interrupts:
         self.happened = True
 
 
-def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stack, interrupts: _Interrupts) -> None:
+def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stack, interrupts: Interrupts) -> None:
     """Poll until the scenario is over, one way or the other."""
     observation = observer.observation
     deadline = time.monotonic() + options.limit_seconds
@@ -169,20 +155,6 @@ def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stac
 def _succeeded(observer: Observer) -> bool:
     recovery = observer.recovery()
     return recovery is not None and recovery["stage"] == "succeeded"
-
-
-def _trainer_environment(stack: Stack, scenario: Scenario, out: Path) -> dict[str, str]:
-    env = environment_of_trainer(stack, environment(os.environ))
-    env["VERL_FILE_LOGGER_PATH"] = str(out / "metrics.jsonl")
-    if scenario.fault_step is not None:
-        env.update(
-            {
-                "VERL_USE_EXTERNAL_MODULES": "demo.faults",
-                "VERL_SENTINEL_DEMO_FAULT": scenario.name,
-                "VERL_SENTINEL_DEMO_FAULT_STEP": str(scenario.fault_step),
-            }
-        )
-    return env
 
 
 def prepare(out: Path) -> None:

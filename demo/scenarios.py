@@ -17,6 +17,10 @@ class Scenario:
     """Length of the training; a run with a fault is ended before, once it has recovered."""
     detectors: frozenset[str] = frozenset()
     """Detectors of which at least one has to find it."""
+    course_steps: int = 30
+    """A recording goes on for as many steps after the fault…"""
+    course_seconds: float = 240.0
+    """… or for as many seconds, whichever are over first."""
 
     @property
     def expects_recovery(self) -> bool:
@@ -37,6 +41,7 @@ _ALL = (
         fault_step=26,
         steps=400,
         detectors=frozenset({"non_finite"}),
+        course_steps=12,
     ),
     Scenario(
         "hang",
@@ -44,6 +49,7 @@ _ALL = (
         fault_step=26,
         steps=400,
         detectors=frozenset({"stalled_phase"}),
+        course_seconds=60.0,
     ),
     Scenario(
         "rollout_errors",
@@ -58,6 +64,7 @@ _ALL = (
         fault_step=26,
         steps=400,
         detectors=frozenset({"trainer_exited"}),
+        course_seconds=15.0,
     ),
     Scenario("healthy", "nothing goes wrong: no page, no rollback", fault_step=None, steps=100),
 )

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from demo.processes import Child, StartError, free_port
 RULES = Path(__file__).resolve().parents[1] / "rules"
 SCRAPE_SECONDS = 1
 EVALUATION_SECONDS = 1
+DETECTORS: Mapping[str, Mapping[str, Any]] = {"stalled_phase": {"floor_seconds": 12.0}}
+"""A toy's generation takes a second; a real one's takes minutes, and the default floor is made for that."""
+
+KEEP_ALL_SECONDS = 86_400.0
+"""What a snapshot covers leaves the journal, so the next snapshot is put off beyond the end of the run."""
+
 SCOPES = ("push", "alert", "operate")
 START_SECONDS = 60.0
 """A busy two-core machine needs seconds to start a Python service; more than this is a fault."""
@@ -31,12 +38,12 @@ class Stack:
 
     Args:
         out: folder for configuration, data and logs.
-        stall_seconds: a phase that is open for less is never a stall.
+        observe: only watch. No alerts, no recovery, and the journal keeps every entry.
     """
 
-    def __init__(self, out: Path, stall_seconds: float = 12.0) -> None:
+    def __init__(self, out: Path, *, observe: bool = False) -> None:
         self.out = out
-        self._stall_seconds = stall_seconds
+        self._observe = observe
         self.tokens = {scope: out / "tokens" / scope for scope in SCOPES}
         ports = _free_ports(3)
         self.exporter_url = f"http://127.0.0.1:{ports[0]}"
@@ -52,7 +59,7 @@ class Stack:
 
     @property
     def fast_path(self) -> bool:
-        return bool(self.missing_programs)
+        return self._observe or bool(self.missing_programs)
 
     def token(self, scope: str) -> str:
         return self.tokens[scope].read_text().strip()
@@ -104,15 +111,16 @@ class Stack:
             "listen": self.exporter_url.removeprefix("http://"),
             "data_dir": str(self.out / "exporter"),
             "tokens": {scope: [{"file": str(path)}] for scope, path in self.tokens.items()},
-            # A toy's generation takes a second; a real one's takes minutes, and the default floor is made for that.
-            "detectors": {"stalled_phase": {"floor_seconds": self._stall_seconds}},
+            "detectors": {name: dict(options) for name, options in DETECTORS.items()},
             "recovery": {
-                "mode": "auto",
+                "mode": "observe" if self._observe else "auto",
                 "trigger": "direct" if self.fast_path else "alertmanager",
                 "cooldown_seconds": 30,
                 "success_steps": 5,
             },
         }
+        if self._observe:
+            config["retention"] = {"snapshot_seconds": KEEP_ALL_SECONDS}
         path = self.out / "exporter.yml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         return Child(
