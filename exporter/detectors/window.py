@@ -63,3 +63,7 @@ class SortedWindow:
     def largest(self, rank: int) -> float:
         """The ``rank``-th largest number, or the smallest there is. Raises ``IndexError`` when empty."""
         return self._sorted[max(len(self._sorted) - rank, 0)]
+
+    def quantile(self, share: float) -> float:
+        """The number below which about ``share`` of the window lies. Raises ``IndexError`` when empty."""
+        return self._sorted[int(share * (len(self._sorted) - 1) + 0.5)]

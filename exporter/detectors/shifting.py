@@ -1,0 +1,250 @@
+"""What the detectors of single signals have in common: a table of series and of the changes in them that matter.
+
+Each is a table (:class:`Series`, :class:`Watch`) over :class:`exporter.detectors.shift.Shift`, and a word on what else
+has to be so for a page. A change pages when it is larger than ``page`` and beyond what the run itself has shown (by the
+budget of pages), at two steps in a row; it is a warning when it is larger than ``warn`` and beyond a bound that a
+healthy run crosses twenty times as often.
+
+Score: the change over what the run's own past and the budget ask for; threshold 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from exporter.detectors.base import Expectation, Forecast, Severity, StepSample, Verdict
+from exporter.detectors.calibration import USUAL_STEP_SECONDS, WARNINGS_PER_PAGE, Budget
+from exporter.detectors.options import at_least
+from exporter.detectors.shift import Change, Shift
+
+HOLD: Final = 2
+"""Steps in a row at which a change must be seen."""
+_PACE: Final = 0.05
+_LESS_RARE: Final = math.log(WARNINGS_PER_PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a signal's values are read for the test, and how a mean of them is told to a person."""
+
+    read: Callable[[float], float]
+    tell: Callable[[float], float]
+
+
+def logarithm(offset: float = 0.0) -> Scale:
+    """Changes by a factor. Values (magnitudes) far below ``offset`` are all the same; with none, far below 1e-12.
+
+    >>> scale = logarithm(0.01)
+    >>> round(scale.tell(scale.read(0.5)), 3), round(scale.read(0.02) - scale.read(0.005), 2)
+    (0.5, 0.69)
+    """
+    small = offset or 1e-12
+    return Scale(lambda value: math.log(min(abs(value), 1e30) + small), lambda mean: max(math.exp(mean) - small, 0.0))
+
+
+LINEAR: Final = Scale(lambda value: min(max(value, -1e30), 1e30), lambda mean: mean)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One signal as it is read. ``least_noise``: in the unit of the scale."""
+
+    signal: str
+    scale: Scale
+    least_noise: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A change of one series, in one direction, that matters. Sizes are in the unit of the series' scale."""
+
+    series: int
+    """Place in the table of series."""
+    rising: bool
+    page: float
+    """``inf``: it never pages."""
+    warn: float
+    name: str
+    """What it is called in the summary: ``fell``, ``rose``."""
+    meaning: str
+    advice: tuple[str, ...]
+    before: int = 0
+    """Steps by which the cause comes before the step that shows it."""
+
+
+class ShiftDetector:
+    """Base of the detectors of single signals. A subclass gives its name and its tables."""
+
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self, series: Sequence[Series], watches: Sequence[Watch], *, budget: Budget | None, window: int, warmup: int
+    ) -> None:
+        at_least(self.name, "window", window, 20, whole=True)
+        at_least(self.name, "warmup", warmup, 5, whole=True)
+        self._series, self._watches = tuple(series), tuple(watches)
+        self._budget = budget or Budget()
+        self._shifts = [Shift(least_noise=one.least_noise, window=window, warmup=warmup) for one in self._series]
+        self._held = [[0, 0] for _ in self._watches]  # steps in a row beyond a page, beyond a warning
+        self._onsets: list[int | None] = [None] * len(self._watches)
+        self._pace = math.log(USUAL_STEP_SECONDS)
+        self._paced = 0
+        self._rarity = self._budget.rarity()
+        self._last_step = -1
+
+    def observe(self, sample: StepSample) -> Sequence[Verdict]:
+        """Judge one step; a signal that the step does not have is neither judged nor learned."""
+        signals = sample.signals
+        if sample.step < self._last_step:
+            self.resumed(sample.step, sample.attempt)
+        if sample.step > self._last_step:
+            self._keep_pace(signals.get("step_time"))
+            self._last_step = sample.step
+        fresh = False
+        for one, shift in zip(self._series, self._shifts, strict=True):
+            value = signals.get(one.signal)
+            if value is not None and math.isfinite(value) and sample.step > shift.last_step:
+                shift.push(sample.step, one.scale.read(value))
+                fresh = True
+        if not fresh:
+            return ()
+        verdicts = []
+        for place, watch in enumerate(self._watches):
+            if self._shifts[watch.series].last_step == sample.step:
+                verdict = self._judge(place, watch, sample)
+                if verdict is not None:
+                    verdicts.append(verdict)
+        return verdicts
+
+    def _keep_pace(self, seconds: float | None) -> None:
+        """Follow the usual length of a step, by which a week's budget is shared out."""
+        if seconds is None or not 1e-3 < seconds < 1e5:
+            return
+        self._paced += 1
+        self._pace += max(_PACE, 1.0 / self._paced) * (math.log(seconds) - self._pace)
+        if self._paced <= 20 or self._paced % 20 == 0:
+            self._rarity = self._budget.rarity(math.exp(self._pace))
+
+    def _judge(self, place: int, watch: Watch, sample: StepSample) -> Verdict | None:
+        shift, held = self._shifts[watch.series], self._held[place]
+        warning = shift.change(rising=watch.rising, least=watch.warn, rarity=self._rarity - _LESS_RARE)
+        if warning is None:
+            held[0] = held[1] = 0
+            self._onsets[place] = None
+            return None
+        page = shift.change(rising=watch.rising, least=watch.page, rarity=self._rarity)
+        held[0] = held[0] + 1 if page is not None else 0
+        held[1] += 1
+        if held[1] < HOLD:
+            return None
+        severity = Severity.CRITICAL if page is not None and held[0] >= HOLD else Severity.WARNING
+        change = page if page is not None and severity is Severity.CRITICAL else warning
+        allowed = self.allow(watch, change, severity, sample)
+        if allowed is None:
+            return None
+        if allowed > Severity.INFO:
+            shift.found(rising=watch.rising)
+        if self._onsets[place] is None:
+            self._onsets[place] = max(shift.onset(change) - watch.before, 0)
+        return self._verdict(place, watch, change, allowed, sample)
+
+    def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
+        """What is left of a finding's severity once other signals are heard; None: nothing is said."""
+        return severity
+
+    def forecast(self, watch: Watch, change: Change, sample: StepSample) -> Forecast | None:
+        """When a limit is reached; None where there is none."""
+        return None
+
+    def moved(self, series: int, *, rising: bool, least: float = 0.0) -> bool:
+        """Whether a series moves clearly, by the measure of a warning."""
+        return (
+            self._shifts[series].change(rising=rising, least=least, rarity=self._rarity - _LESS_RARE - 2.0) is not None
+        )
+
+    def level(self, series: int) -> tuple[float, float, float] | None:
+        """Median of a series and where the unusual begins, in the signal's unit."""
+        band = self._shifts[series].band()
+        if band is None:
+            return None
+        tell = self._series[series].scale.tell
+        return tell(band[0]), tell(band[1]), tell(band[2])
+
+    def _verdict(self, place: int, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Verdict:
+        one = self._series[watch.series]
+        value = sample.signals[one.signal]
+        onset = self._onsets[place]
+        since = sample.step if onset is None else onset
+        critical = severity is Severity.CRITICAL
+        return Verdict(
+            detector=self.name,
+            signal=one.signal,
+            severity=severity,
+            step=sample.step,
+            onset=min(since, sample.step),
+            score=min(change.score, 1e12),
+            threshold=1.0,
+            confidence=min(0.95, 1.0 - 0.4 / change.score) if critical else 0.4,
+            summary=(
+                f"{one.signal} {watch.name} from {one.scale.tell(change.before):.4g} to "
+                f"{one.scale.tell(change.now):.4g} (mean of {change.length} steps; {value:.4g} now), {change.score:.3g} "
+                f"times what this run's own past and the budget of pages allow, since step {since}"
+            ),
+            meaning=watch.meaning,
+            advice=watch.advice,
+            forecast=self.forecast(watch, change, sample),
+        )
+
+    def expected(self) -> Mapping[str, Expectation]:
+        """By signal: the median of its recent past, and where the unusual begins."""
+        found = {}
+        for place, one in enumerate(self._series):
+            level = self.level(place)
+            if level is not None and any(watch.series == place for watch in self._watches):
+                found[one.signal] = Expectation(*level)
+        return found
+
+    def resumed(self, step: int, attempt: int) -> None:
+        """Forget all levels: a resume shifts them."""
+        for shift in self._shifts:
+            shift.restart()
+        self._held = [[0, 0] for _ in self._watches]
+        self._onsets = [None] * len(self._watches)
+        self._last_step = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "shifts": {one.signal: shift.state() for one, shift in zip(self._series, self._shifts, strict=True)},
+            "held": [list(held) for held in self._held],
+            "onsets": list(self._onsets),
+            "pace": [self._pace, self._paced, self._rarity],
+            "last_step": self._last_step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.resumed(0, 1)
+        for one, shift in zip(self._series, self._shifts, strict=True):
+            if one.signal in state["shifts"]:
+                shift.load(state["shifts"][one.signal])
+        if len(state["held"]) == len(self._watches):
+            self._held = [[int(count) for count in held] for held in state["held"]]
+            self._onsets = list(state["onsets"])
+        self._pace, self._paced, self._rarity = state["pace"]
+        self._last_step = state["last_step"]
+
+
+def fall_to(detector: str, option: str, share: float) -> float:
+    """Size, in logarithms, of a fall to ``share`` of what was before. Raises ``ValueError`` where it is no share."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share < 1.0:
+        raise ValueError(f"detector {detector}: {option} is {share!r}: it must be a number between 0 and 1")
+    return -math.log(share)
+
+
+def rise_to(detector: str, option: str, factor: float) -> float:
+    """Size, in logarithms, of a rise to ``factor`` times what was before. Raises ``ValueError`` where it is no rise."""
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1.0 < factor < math.inf:
+        raise ValueError(f"detector {detector}: {option} is {factor!r}: it must be a number above 1")
+    return math.log(factor)
