@@ -1,6 +1,7 @@
 """All detectors by name, and how a configuration becomes a set of them.
 
-Called by the service for every run, and by the configuration to check the ``detectors`` section at start.
+Called by the service and by replay for every run, and by the configuration to check its sections ``detection`` and
+``detectors`` at start.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from exporter.detectors.base import Detector, LiveDetector, StepDetector
+from exporter.detectors.calibration import Budget
+from exporter.detectors.fixed_limits import FixedLimits
 from exporter.detectors.gradient_instability import GradientInstability
 from exporter.detectors.non_finite import NonFinite
 from exporter.detectors.options import unknown_name
+from exporter.detectors.presets import DEFAULT_PRESET, ENABLED, in_effect
 from exporter.detectors.rollout_failures import RolloutFailures
 from exporter.detectors.silent_run import SilentRun
 from exporter.detectors.stalled_phase import StalledPhase
@@ -24,6 +28,7 @@ STEP_DETECTORS: Final[Mapping[str, Callable[..., StepDetector]]] = {
     NonFinite.name: NonFinite,
     Surge.name: Surge,
     GradientInstability.name: GradientInstability,
+    FixedLimits.name: FixedLimits,
 }
 LIVE_DETECTORS: Final[Mapping[str, Callable[..., LiveDetector]]] = {
     StalledPhase.name: StalledPhase,
@@ -32,7 +37,8 @@ LIVE_DETECTORS: Final[Mapping[str, Callable[..., LiveDetector]]] = {
     TrainerExited.name: TrainerExited,
 }
 NAMES: Final = (*STEP_DETECTORS, *LIVE_DETECTORS)
-ENABLED: Final = "enabled"
+BUDGET: Final = "budget"
+"""The keyword by which a detector takes the false-page budget; no option of a user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +68,87 @@ class DetectorSet:
                 detector.load_state_dict(state[detector.name])
 
 
-def build_detectors(options: Mapping[str, Mapping[str, Any]] | None = None) -> DetectorSet:
-    """Build one run's detectors from options by detector name; ``enabled = false`` leaves one out.
+class DetectorPlan:
+    """How the detectors of a run are built: checked once, here, and then called for every run.
 
-    Raises ``ValueError`` with a sentence for a detector, an option or a value that is wrong.
+    Args:
+        options: a user's, by detector; they go before those of the preset. ``enabled = false`` leaves a detector out.
+        preset: a name in :data:`exporter.detectors.presets.PRESETS`.
+        budget: handed to every detector that calibrates its thresholds.
+
+    Raises ``ValueError`` with a sentence for a preset, a detector, an option or a value that is wrong.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        preset: str = DEFAULT_PRESET,
+        budget: Budget | None = None,
+    ) -> None:
+        together = in_effect(preset, options or {})
+        for name in together:
+            if name not in NAMES:
+                raise unknown_name("detector", name, NAMES)
+        budget = Budget() if budget is None else budget
+        self._step = _makers(STEP_DETECTORS, together, budget)
+        self._live = _makers(LIVE_DETECTORS, together, budget)
+
+    def __call__(self) -> DetectorSet:
+        """Fresh detectors of one run."""
+        return DetectorSet(
+            step=tuple([kind(**chosen) for kind, chosen in self._step]),
+            live=tuple([kind(**chosen) for kind, chosen in self._live]),
+        )
+
+
+def build_detectors(
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    preset: str = DEFAULT_PRESET,
+    budget: Budget | None = None,
+) -> DetectorSet:
+    """Build the detectors of one run. Whoever builds those of many makes a :class:`DetectorPlan` once.
 
     >>> detectors = build_detectors({"surge": {"factor": 3.0}, "silent_run": {"enabled": False}})
-    >>> [d.name for d in detectors.live]
-    ['stalled_phase', 'rollout_failures', 'trainer_exited']
+    >>> "surge" in detectors.state_dict(), "silent_run" in detectors.state_dict()
+    (True, False)
     >>> build_detectors({"surge": {"facter": 3.0}})
     Traceback (most recent call last):
     ValueError: unknown option of detector surge 'facter': did you mean 'factor'? Known: enabled, factor, fast_factor, \
 k, n, window, warmup, floors
     """
-    chosen = {} if options is None else options
-    for name in chosen:
-        if name not in NAMES:
-            raise unknown_name("detector", name, NAMES)
-    return DetectorSet(
-        step=tuple(d for name, kind in STEP_DETECTORS.items() if (d := _build(name, kind, chosen.get(name, {})))),
-        live=tuple(d for name, kind in LIVE_DETECTORS.items() if (d := _build(name, kind, chosen.get(name, {})))),
-    )
+    return DetectorPlan(options, preset=preset, budget=budget)()
 
 
 def option_names(kind: Callable[..., Any]) -> tuple[str, ...]:
     """Options that a detector takes, with ``enabled``, which all have."""
-    return (ENABLED, *inspect.signature(kind).parameters)
+    return (ENABLED, *(name for name in inspect.signature(kind).parameters if name != BUDGET))
 
 
-def _build(name: str, kind: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    if not isinstance(options, Mapping):
-        raise ValueError(f"detector {name}: its options are {options!r}: they must be a table of names and values")
-    known = option_names(kind)
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of detector {name}", option, known)
-    enabled = options.get(ENABLED, True)
-    if not isinstance(enabled, bool):
-        raise ValueError(f"detector {name}: enabled is {enabled!r}: it must be true or false")
-    detector = kind(**{option: value for option, value in options.items() if option != ENABLED})
-    return detector if enabled else None
+_Kind = Callable[..., Any]
+
+
+def _makers(
+    kinds: Mapping[str, _Kind], options: Mapping[str, Mapping[str, Any]], budget: Budget
+) -> tuple[tuple[_Kind, Mapping[str, Any]], ...]:
+    """Each detector that is to be built, with its checked arguments."""
+    found = []
+    for name, kind in kinds.items():
+        chosen = options.get(name, {})
+        known = option_names(kind)
+        for option in chosen:
+            if option not in known:
+                raise unknown_name(f"option of detector {name}", option, known)
+        enabled = chosen.get(ENABLED, True)
+        if not isinstance(enabled, bool):
+            raise ValueError(f"detector {name}: {ENABLED} is {enabled!r}: it must be true or false")
+        given = {option: value for option, value in chosen.items() if option != ENABLED}
+        arguments = given | ({BUDGET: budget} if BUDGET in inspect.signature(kind).parameters else {})
+        try:
+            detector = kind(**arguments)
+        except (TypeError, AttributeError) as error:  # a table where a number is expected, and the like
+            raise ValueError(f"detector {name}: its options {given!r} cannot be used: {error}") from None
+        if enabled and getattr(detector, "watches_anything", True):
+            found.append((kind, arguments))
+    return tuple(found)

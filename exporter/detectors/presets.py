@@ -1,0 +1,99 @@
+"""Presets: which detectors run, and with which options, for a kind of training. Read by the registry and the CLI.
+
+A preset is a table of options by detector. What a detector does without options is right for GRPO, so that ``grpo`` is
+empty and every other preset says only how it differs, and why: where what is healthy for one kind of training is a
+failure for another. What a user sets goes before what the preset sets, option by option.
+
+A detector of a signal that a run does not log says nothing, so that a run of one kind under the preset of another loses
+some sharpness and breaks nothing. That is why the preset is one for all runs of an exporter and is not guessed.
+
+References: Z. Shao et al., DeepSeekMath (GRPO), arXiv 2402.03300, 2024; J. Schulman et al., Proximal policy
+optimization algorithms, arXiv 1707.06347, 2017; Q. Yu et al., DAPO, arXiv 2503.14476, 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from exporter.detectors.options import nearest
+
+ENABLED: Final = "enabled"
+DEFAULT_PRESET: Final = "grpo"
+_INSTEAD: Final = "The manual's thresholds stand for what a detector learns from the run."
+_OFF: Final[Mapping[str, Any]] = {ENABLED: False}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a preset sets for one detector, and why."""
+
+    options: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A kind of training. ``differences``: by detector."""
+
+    meaning: str
+    differences: Mapping[str, Difference]
+
+
+PRESETS: Final[Mapping[str, Preset]] = {
+    "grpo": Preset("GRPO and its relatives without a value model: what every detector does without options.", {}),
+    "ppo": Preset("PPO with a value model.", {}),
+    "dapo": Preset("DAPO: GRPO with clip-higher, dynamic sampling and no KL term.", {}),
+    "sft": Preset("Supervised fine-tuning.", {}),
+    "manual": Preset(
+        "The operations manual's fixed thresholds instead of what calibrates itself.",
+        {
+            "fixed_limits": Difference(
+                {
+                    "step_seconds_p95": 120.0,
+                    "step_seconds": 30.0,
+                    "step_seconds_times": 3,
+                    "kl_above": 0.3,
+                    "kl_below": 0.01,
+                    "memory_ratio": 0.95,
+                    "loss_times": 10.0,
+                    "k": 1,
+                    "n": 1,
+                    "severity": "critical",
+                },
+                "The manual's numbers, at the first step that passes one, as the manual has it.",
+            ),
+            "surge": Difference(_OFF, _INSTEAD),
+            "gradient_instability": Difference(_OFF, _INSTEAD),
+        },
+    ),
+}
+
+
+def preset_named(name: object) -> Preset:
+    """The preset of this name. Raises ``ValueError`` with the nearest right name.
+
+    >>> preset_named("gpro")
+    Traceback (most recent call last):
+    ValueError: preset is 'gpro': did you mean 'grpo'? Known: grpo, ppo, dapo, sft, manual
+    """
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    if preset is None:
+        raise ValueError(f"preset is {name!r}: {nearest(name, PRESETS)}")
+    return preset
+
+
+def in_effect(preset: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options by detector that a preset and a user's ``options`` give together; the user's go first.
+
+    A detector that the preset leaves off is on again once the user names it, unless with ``enabled: false``: nobody
+    sets a threshold in order that nothing happens. Raises ``ValueError`` for an unknown preset and for options that are
+    no table.
+    """
+    together = {name: dict(difference.options) for name, difference in preset_named(preset).differences.items()}
+    for name, chosen in options.items():
+        if not isinstance(chosen, Mapping):
+            raise ValueError(f"detector {name}: its options are {chosen!r}: they must be a table of names and values")
+        together[name] = {**together.get(name, {}), ENABLED: True, **chosen}
+    return together
