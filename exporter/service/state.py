@@ -6,7 +6,6 @@ clock, so it comes out the same after a restart.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from exporter.detectors.base import LiveView
+from exporter.detectors.setup import RunSetup
 from exporter.protocol import (
     AttemptExited,
     Batch,
@@ -30,6 +30,7 @@ from exporter.protocol import (
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES
 from exporter.service.goodput import Goodput
+from exporter.service.known import bounded, gpu_views, setup_of
 from exporter.service.phases import PhaseTimes
 from exporter.service.recent import RecentSteps
 from exporter.service.sequences import Sequences
@@ -57,12 +58,6 @@ DURATION_BUCKETS = (
 
 SUPERVISED_SECONDS = 30.0
 """A supervisor that was heard within this time tells how the trainer ended; nobody else's word is taken for it."""
-
-TEXT_CHARACTERS = 2000
-"""Of a reason, or of one value of a configuration, that are kept."""
-
-CONFIG_CHARACTERS = 300_000
-"""Characters of a whole configuration that are kept; verl's has some ten thousand."""
 
 REMEMBERED = 1000
 """Checkpoints and attempts that are remembered for a run."""
@@ -162,11 +157,39 @@ class RunState:
     attempts: deque[AttemptFacts] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     config: Mapping[str, Scalar] = field(default_factory=dict)
     configured_by: str = ""
+    setup_override: RunSetup | None = None
+    """What is known of configuration and machine where the run itself does not tell: it comes from the options of a
+    replay, and nothing else counts then."""
     forgotten_attempt: int = 0
     """The newest attempt that had a sender which was forgotten. An unknown sender of it, or of an older one, may be one
     of those, and what it tells is not counted again."""
     tidied: float = 0.0
     """When silent senders were last looked for."""
+
+    def __post_init__(self) -> None:
+        self._setup: RunSetup | None = None
+        """Derived, and made anew when what it is made of has changed. It is no field, so no snapshot has it."""
+
+    @property
+    def setup(self) -> RunSetup:
+        """What is known of the configuration and of the machine."""
+        if self.setup_override is not None:
+            return self.setup_override
+        if self._setup is None:
+            self._setup = setup_of(self.config, self.gpus)
+        return self._setup
+
+    def read_gpu(self, reading: GpuReading, at: float) -> None:
+        """Take in a reading of a GPU."""
+        key = (reading.node, reading.index)
+        before = self.gpus.get(key)
+        if before is None or before[0].memory_total_bytes != reading.memory_total_bytes:
+            self._setup = None
+        self.gpus[key] = (reading, at)
+
+    def _no_gpus(self) -> None:
+        self.gpus = {}
+        self._setup = None
 
     def hear(self, batch: Batch, at: float) -> SenderState:
         """Note who is speaking, and what the run is called."""
@@ -221,7 +244,7 @@ class RunState:
         self.configured_by = ""
         self.signals = {}
         self.step_signals = set()
-        self.gpus = {}
+        self._no_gpus()
         self._forget_senders()
         self.set_running()
 
@@ -237,6 +260,7 @@ class RunState:
     def started(self, event: RunStarted, sender_id: str) -> None:
         """The trainer opened its tracking."""
         self.config = bounded(event.config)
+        self._setup = None
         self.configured_by = sender_id
         self.set_running()
 
@@ -269,7 +293,7 @@ class RunState:
         self.exited_unexpectedly = unexpected
         self.finished_only = False
         self.exit_summary = summary
-        self.gpus = {}
+        self._no_gpus()
         for sender in self.senders.values():
             sender.phase = None
 
@@ -361,28 +385,6 @@ class RunState:
             exit_code=self.exit_code,
             exited_unexpectedly=self.ended_badly(now),
             exit_summary=self.exit_summary,
+            gpus=gpu_views(self.gpus, now),
+            setup=self.setup,
         )
-
-
-def bounded(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """A configuration as far as it is kept: a chat template of a megabyte is nobody's to read here.
-
-    >>> kept = bounded({"lr": 1e-6, "template": "x" * 5000})
-    >>> kept["lr"], len(kept["template"])
-    (1e-06, 2001)
-    """
-    kept: dict[str, Scalar] = {}
-    left = CONFIG_CHARACTERS
-    for key, value in config.items():
-        short = cut(value) if isinstance(value, str) else value
-        left -= len(key) + (len(short) if isinstance(short, str) else 8)
-        if left < 0:
-            break
-        # A run has hundreds of settings, and all runs the same: their names are kept once.
-        kept[sys.intern(key)] = short
-    return kept
-
-
-def cut(text: str) -> str:
-    """A text for people, as far as it is kept."""
-    return text if len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + "…"

@@ -35,9 +35,10 @@ from exporter.recovery.facts import Checkpoint, OpenIncident, RunFacts
 from exporter.service import parts
 from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark
+from exporter.service.known import cut
 from exporter.service.parts import Part
 from exporter.service.sequences import Sequences
-from exporter.service.state import RunState, SenderState, cut
+from exporter.service.state import RunState, SenderState
 
 log = logging.getLogger("exporter.watch")
 
@@ -214,7 +215,7 @@ class WatchedRun:
         if batch.rollout is not None:
             state.count_rollouts(sender, batch.rollout)
         for gpu in batch.gpus:
-            state.gpus[(gpu.node, gpu.index)] = (gpu, at)
+            state.read_gpu(gpu, at)
         if batch.phase is None:
             return
         if not stale and state.running:
@@ -261,14 +262,16 @@ class WatchedRun:
         if "step_time" in fresh:
             state.durations.observe(fresh["step_time"])
         if fresh:
-            self._judge(StepSample(part.step, state.attempt, at, fresh), at, whole=False)
+            self._judge(StepSample(part.step, state.attempt, at, fresh, state.setup), at, whole=False)
 
     def _new_step(self, part: Part, at: float) -> None:
         state = self.state
         state.signals.update(part.signals)
         state.step_signals = set(part.signals)
         state.recent.append(part.step, state.attempt, at, part.signals)
-        verdicts = self._judge(StepSample(part.step, state.attempt, at, part.signals), at, whole=part.training)
+        verdicts = self._judge(
+            StepSample(part.step, state.attempt, at, part.signals, state.setup), at, whole=part.training
+        )
         if part.training:
             healthy = all(verdict.severity < Severity.CRITICAL for verdict in verdicts)
             self.reports.append(StepDone(state.attempt, part.step, healthy))
