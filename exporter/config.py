@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from exporter.detectors.registry import NAMES, build_detectors
+from exporter.detectors.calibration import Budget
+from exporter.detectors.presets import DEFAULT_PRESET, preset_named
+from exporter.detectors.registry import NAMES, DetectorPlan
 from exporter.exposure import (
     SCOPES,
     ConfigError,
@@ -49,6 +51,19 @@ __all__ = [
 ]
 
 
+class Detection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds for all detectors together; options of one are in the section ``detectors``."""
+
+    preset: str = DEFAULT_PRESET
+    """Which options the detectors have where the file does not say: a name in ``exporter.detectors.presets``."""
+    pages_per_week: float = Budget().pages_per_week
+    """False pages that a week of a healthy run may cost."""
+
+    def __post_init__(self) -> None:
+        preset_named(self.preset)
+        Budget(self.pages_per_week)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
@@ -60,8 +75,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls: Tls | None = None
     limits: Limits = Limits()
     incidents: Rules = Rules()
+    detection: Detection = Detection()
     detectors: dict[str, dict[str, Any]] = {}
-    """Options by detector name."""
+    """Options by detector name; they go before those of the preset."""
     recovery: RecoveryPolicy = RecoveryPolicy()
     ended_run_grace_seconds: float = 900.0
     """A run that has ended stays in ``/metrics`` for this long."""
@@ -72,6 +88,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         address(self.listen)
         if not 0 <= self.ended_run_grace_seconds < float("inf"):
             raise ValueError(f"ended_run_grace_seconds is {self.ended_run_grace_seconds}: it must be 0 or more")
+
+    def detector_plan(self, preset: str | None = None) -> DetectorPlan:
+        """How the detectors of every run are built; with another preset than the file's, where one is named.
+
+        Raises ``ValueError`` for a preset that is not known, or whose options contradict those in the file.
+        """
+        return DetectorPlan(
+            self.detectors, preset=preset or self.detection.preset, budget=Budget(self.detection.pages_per_week)
+        )
 
 
 def load(path: Path | None, *, listen: str | None = None, data_dir: str | None = None) -> Config:
@@ -116,7 +141,7 @@ def _parsed(text: str, file: str) -> tuple[Config, Lines]:
         raise reader.explain(error) from None
     for name, options in config.detectors.items():
         try:
-            build_detectors({name: options})
+            DetectorPlan({name: options}, preset=config.detection.preset)
         except ValueError as error:
             line = reader.line_of_setting(f"$.detectors.{name}", str(error))
             raise ConfigError(f"{file}, line {line}: detectors.{name}: {error}.") from None

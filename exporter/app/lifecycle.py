@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import IO, Any
 
 from exporter.app.mending import Mender
 from exporter.config import Config, ConfigError
-from exporter.detectors.registry import build_detectors
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.store import RecoveryStore
 from exporter.service.admission import Refused
@@ -69,11 +68,10 @@ class Exporter:
         self._journal = self._open_journal()
         self._recorder = ThreadedRecorder()
         self.archive = Archive(self._data_dir)
-        options: Mapping[str, Mapping[str, Any]] = config.detectors
         self.core = Core(
             self._recorder,
             RecoveryEngine(self._store, config.recovery),
-            lambda: build_detectors(options),
+            config.detector_plan(),
             read_snapshot=self.archive.snapshot,
             limits=config.limits,
             rules=config.incidents,

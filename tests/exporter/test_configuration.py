@@ -43,6 +43,27 @@ WRONG = [
         "line 3: detectors.sruge: unknown detector 'sruge': did you mean",
     ),
     ("detectors:\n  surge:\n    k: 1\n    facter: 3\n", "line 4: detectors.surge: unknown option of detector surge"),
+    (
+        "detectors:\n  surge:\n    floors: {los: 1}\n",
+        "line 3: detectors.surge: unknown signal in floors of detector surge",
+    ),
+    ("detectors:\n  surge:\n    floors: 3\n", "line 3: detectors.surge: detector surge: its options {'floors': 3}"),
+    (
+        "detectors:\n  fixed_limits:\n    kl_abov: 0.3\n",
+        "line 3: detectors.fixed_limits: unknown option of detector fixed_limits 'kl_abov': did you mean 'kl_above'?",
+    ),
+    (
+        "detection:\n  preset: manual\ndetectors:\n  fixed_limits:\n    kl_below: 0.5\n",
+        "line 5: detectors.fixed_limits: detector fixed_limits: kl_below is 0.5: it must not be above kl_above (0.3).",
+    ),
+    (
+        "\ndetection:\n  pages_per_week: 1\n  preset: gpro\n",
+        "line 4: detection: preset is 'gpro': did you mean 'grpo'? Known: grpo, ppo, dapo, sft, manual.",
+    ),
+    ("detection:\n  preset: 3\n", "line 2: detection.preset: Expected str, got int."),
+    ("detection:\n  presett: sft\n", "line 2: presett is not a known setting; did you mean preset?"),
+    ("detection:\n  pages_per_week: 0\n", "line 2: detection: pages_per_week is 0.0: it must be from 0.001 to 1000."),
+    ("detection:\n  pages_per_week: .nan\n", "line 2: detection: pages_per_week is nan"),
     ("a: [\n", "this is not YAML"),
     ("a: b: c\n", "line 1: this is not YAML: mapping values are not allowed here."),
     ("x: \x00\n", "this is not YAML"),
@@ -74,6 +95,26 @@ def test_settings_of_every_section_are_read() -> None:
     assert (config.listen, config.limits.runs, config.recovery.mode) == ("0.0.0.0:1234", 3, "approve")
     assert config.detectors == {"surge": {"factor": 4.0}}
     assert config.incidents.resolve_after_steps == 4
+
+
+def test_the_file_names_a_preset_and_its_options_go_before_those_of_the_preset() -> None:
+    config = parse(
+        "detection: {preset: manual, pages_per_week: 2}\ndetectors:\n  surge: {k: 4}\n  silent_run: {enabled: false}\n",
+        "f",
+    )
+    assert (config.detection.preset, config.detection.pages_per_week) == ("manual", 2.0)
+    names = {detector.name for detector in config.detector_plan()().all()}
+    assert {"fixed_limits", "surge", "non_finite"} <= names
+    assert names.isdisjoint({"gradient_instability", "silent_run"})
+
+
+def test_a_preset_that_is_named_later_takes_the_place_of_the_one_in_the_file() -> None:
+    config = parse("detection: {preset: manual}\ndetectors:\n  surge: {k: 4}\n", "f")
+    names = {detector.name for detector in config.detector_plan("grpo")().all()}
+    assert "gradient_instability" in names
+    assert "fixed_limits" not in names
+    with pytest.raises(ValueError, match="preset is 'mnual': did you mean 'manual'"):
+        config.detector_plan("mnual")
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
