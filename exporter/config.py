@@ -61,7 +61,11 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         preset_named(self.preset)
-        Budget(self.pages_per_week)
+        self.budget()
+
+    def budget(self) -> Budget:
+        """As the detectors take it. Raises ``ValueError`` where it is none."""
+        return Budget(self.pages_per_week)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,9 +98,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         Raises ``ValueError`` for a preset that is not known, or whose options contradict those in the file.
         """
-        return DetectorPlan(
-            self.detectors, preset=preset or self.detection.preset, budget=Budget(self.detection.pages_per_week)
-        )
+        return DetectorPlan(self.detectors, preset=preset or self.detection.preset, budget=self.detection.budget())
 
 
 def load(path: Path | None, *, listen: str | None = None, data_dir: str | None = None) -> Config:

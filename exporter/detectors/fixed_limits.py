@@ -40,9 +40,9 @@ SEVERITIES = {severity.label: severity for severity in Severity}
 class FixedLimits:
     """Signals beyond limits that were set.
 
-    ``step_seconds_p95`` (seconds): 95th percentile of the step time over ``window`` steps is above it.
-    ``step_seconds`` (seconds): so many steps in a row took longer. ``step_seconds_times`` (steps): how many.
-    ``kl_above``, ``kl_below`` (nats): KL divergence from the reference is above, below it.
+    ``step_seconds_p95`` (seconds): 95th percentile of the step time of the last ``window`` steps is above it.
+    ``step_seconds`` (seconds): so many steps in a row took longer. ``step_seconds_times`` (steps): how many in a row.
+    ``kl_above`` (nats): KL divergence from the reference is above it. ``kl_below`` (nats): it is below it.
     ``memory_ratio`` (ratio): share of a GPU's, or the trainer host's, memory in use at the step's end is above it.
     ``loss_times`` (times): magnitude of the loss over its median of the ``window`` steps before is above it.
     ``grad_norm_above``: gradient norm before clipping is above it.
@@ -52,9 +52,8 @@ class FixedLimits:
     ``clip_ratio_above`` (ratio): share of responses cut at the length limit is above it.
     ``throughput_below`` (tokens per second and GPU): throughput is below it.
     ``mfu_below`` (ratio): model FLOPs utilisation is below it.
-    ``k``, ``n`` (steps): a limit without a rule of its own must be passed in k of the last n steps.
-    ``window`` (steps): see above.
-    ``warmup`` (steps): first steps of an attempt that are not judged.
+    ``k``, ``n`` (steps): limits but those of the step time must be passed in k of the last n steps.
+    ``window`` (steps): that percentile and median are taken of. ``warmup`` (steps): of an attempt, not judged.
     ``severity``: of all findings: info, warning or critical.
 
     >>> detector = FixedLimits(kl_above=0.3, k=2, n=3, warmup=0)
