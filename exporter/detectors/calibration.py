@@ -126,4 +126,3 @@ class BlockMaxima:
         waiting, self._in_block, self._largest, self._count, self._mean, self._square = state
         self._waiting = deque(float(value) for value in waiting)
         self._fit()
-

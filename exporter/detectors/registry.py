@@ -13,12 +13,17 @@ from typing import Any, Final
 
 from exporter.detectors.base import Detector, LiveDetector, StepDetector
 from exporter.detectors.calibration import Budget
+from exporter.detectors.clipping import Clipping
+from exporter.detectors.entropy import Entropy
 from exporter.detectors.fixed_limits import FixedLimits
 from exporter.detectors.gradient_instability import GradientInstability
+from exporter.detectors.kl import Kl
 from exporter.detectors.non_finite import NonFinite
 from exporter.detectors.options import unknown_name
 from exporter.detectors.presets import DEFAULT_PRESET, ENABLED, in_effect
+from exporter.detectors.response_length import ResponseLength
 from exporter.detectors.rollout_failures import RolloutFailures
+from exporter.detectors.rollout_mismatch import RolloutMismatch
 from exporter.detectors.silent_run import SilentRun
 from exporter.detectors.stalled_phase import StalledPhase
 from exporter.detectors.surge import Surge
@@ -28,6 +33,11 @@ STEP_DETECTORS: Final[Mapping[str, Callable[..., StepDetector]]] = {
     NonFinite.name: NonFinite,
     Surge.name: Surge,
     GradientInstability.name: GradientInstability,
+    Kl.name: Kl,
+    Entropy.name: Entropy,
+    ResponseLength.name: ResponseLength,
+    Clipping.name: Clipping,
+    RolloutMismatch.name: RolloutMismatch,
     FixedLimits.name: FixedLimits,
 }
 LIVE_DETECTORS: Final[Mapping[str, Callable[..., LiveDetector]]] = {

@@ -5,7 +5,7 @@ find small changes, short ones find large changes soon. Three things make that f
 
 - Values are clipped at ``CLIP`` robust standard deviations around the median of the recent past before they enter a
   mean. One value, however large, moves a mean of m values by a few standard deviations over m: it cannot make a finding,
-  and a spike that heals is none.
+  and a spike that heals is none. How large a change is, once it is clear that there is one, is told by medians.
 - Everything moves while a policy learns, so what is judged is not whether a change is significant but whether it is
   beyond what this run has shown: the threshold is a quantile of the largest changes in its own past blocks (see
   :mod:`exporter.detectors.calibration`), in units of the run's noise.
@@ -23,6 +23,7 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Final
 
 from exporter.detectors.calibration import BlockMaxima
@@ -36,11 +37,21 @@ LEAST_BEFORE: Final = 10
 LAG: Final = 10
 """The window of noise and median ends this many steps ago."""
 CLIP: Final = 5.0
+FEWEST: Final = 2.0
+"""Units of noise below which no budget makes a finding."""
 PRIOR: Final = (2.2, 0.55)
 """Location and scale of a healthy block's largest change, in units of the noise of the difference of the means."""
 UNSETTLED: Final = 60
 """Steps from the start of an attempt in which learning is fastest and little is known: more is asked of a change."""
+MEASURED: Final = 5
+"""Steps after which median and noise are measured again; at each step while the attempt is young."""
 _KEPT: Final = 2 * max(LENGTHS)
+_WIDTH: Final = {
+    (length, before): math.sqrt(1.0 / length + 1.0 / before)
+    for length in LENGTHS
+    for before in range(LEAST_BEFORE, max(BEFORE, length) + 1)
+}
+"""Standard deviation of the difference of two means, by their lengths, in units of the noise."""
 _BAND: Final = 4.0
 """Robust standard deviations around the median in which the next value is expected."""
 
@@ -50,11 +61,11 @@ class Change:
     """In what the newest steps differ from those before, in the unit of the values that were pushed."""
 
     size: float
-    """Mean of the newest steps less the mean before; signed."""
+    """Median of the newest steps less the median before; signed."""
     before: float
     now: float
     length: int
-    """Steps of the newest mean."""
+    """Newest steps that were compared with those before."""
     score: float
     """Size over the size that the run's own past and the budget ask for; above 1 is beyond it."""
 
@@ -72,10 +83,26 @@ class Shift:
     ...     if change is not None:
     ...         print(step, round(change.size, 1), "over", change.length, "steps, since", series.onset(change))
     ...         break
-    84 0.6 over 5 steps, since 81
+    84 0.9 over 5 steps, since 81
     """
 
-    __slots__ = ("_admitted", "_changes", "_count", "_least", "_past", "_steps", "_sums", "_usual", "_values", "_warmup")
+    __slots__ = (
+        "_admitted",
+        "_changes",
+        "_clipped",
+        "_count",
+        "_highest",
+        "_least",
+        "_lowest",
+        "_middle",
+        "_noise",
+        "_past",
+        "_steps",
+        "_sums",
+        "_usual",
+        "_values",
+        "_warmup",
+    )
 
     def __init__(self, *, least_noise: float, window: int = 100, warmup: int = 15) -> None:
         self._least, self._warmup = least_noise, warmup
@@ -86,12 +113,15 @@ class Shift:
     def restart(self) -> None:
         """Forget the level, and keep what is known of how much this run's level moves."""
         self._past.clear()
-        self._values = array("d")  # clipped
+        self._values = array("d")
+        self._clipped = array("d")
         self._steps = array("q")
-        self._sums = array("d", [0.0])  # of the values before each place
+        self._sums = array("d", [0.0])  # of the clipped values before each place
         self._admitted = 0  # place of the first value that is not in the window yet
         self._count = 0
-        self._changes: list[tuple[float, float, int]] = []  # size, in units of its noise, and length
+        self._changes: list[tuple[float, int, int]] = []  # in units of its noise, newest steps, steps before
+        self._highest = self._lowest = 0.0  # of the changes
+        self._middle = self._noise = 0.0  # of the window, as last measured
         for usual in self._usual:
             usual.found()
 
@@ -102,52 +132,59 @@ class Shift:
 
     def push(self, step: int, value: float) -> None:
         """Take the finite value of the next step."""
-        values, sums, past = self._values, self._sums, self._past
-        if len(values) >= 2 * _KEPT:
+        if len(self._values) >= 2 * _KEPT:
             self._shorten()
-            values, sums = self._values, self._sums
-        noise = 0.0
-        if len(past) >= 5:
-            middle, noise = past.median(), self._noise()
-            value = min(max(value, middle - CLIP * noise), middle + CLIP * noise)
-        self._count += 1
-        values.append(value)
+        clipped, past = self._clipped, self._past
+        count = self._count = self._count + 1
+        self._values.append(value)
         self._steps.append(step)
-        sums.append(sums[-1] + value)
-        until = len(values) - min(LAG, self._count // 3)
+        if count % MEASURED == 0 or count <= UNSETTLED:
+            self._measure()
+        if self._noise:
+            reach = CLIP * self._noise
+            value = min(max(value, self._middle - reach), self._middle + reach)
+        clipped.append(value)
+        self._sums.append(self._sums[-1] + value)
+        until = len(clipped) - (LAG if count > 3 * LAG else count // 3)
         while self._admitted < until:
-            past.push(values[self._admitted])
+            past.push(clipped[self._admitted])
             self._admitted += 1
-        self._compare(noise)
+        if count > self._warmup and self._noise:
+            self._compare()
 
-    def _compare(self, noise: float) -> None:
-        self._changes = []
-        if self._count <= self._warmup or not noise:
+    def _measure(self) -> None:
+        """Median of the window, and its standard deviation by quartiles or by outer deciles, whichever is more."""
+        past = self._past
+        if len(past) < 5:
             return
-        sums, total = self._sums, len(self._values)
+        self._middle = past.median()
+        middle = (past.quantile(0.75) - past.quantile(0.25)) / 1.349
+        outer = (past.quantile(0.9) - past.quantile(0.1)) / 2.563
+        self._noise = max(middle, outer, self._least, 1e-6 * abs(self._middle))
+
+    def _compare(self) -> None:
+        sums, total, noise = self._sums, len(self._clipped), self._noise
         newest = sums[total]
+        changes = []
         highest = lowest = 0.0
         for length in LENGTHS:
-            before = min(max(BEFORE, length), total - length)
-            if before < LEAST_BEFORE or before * 2 < length:
-                break
+            before = max(BEFORE, length)
+            if total - length < before:
+                before = total - length
+                if before < LEAST_BEFORE or before * 2 < length:
+                    break
             start = sums[total - length]
             size = (newest - start) / length - (start - sums[total - length - before]) / before
-            ratio = size / (noise * math.sqrt(1.0 / length + 1.0 / before))
-            self._changes.append((size, ratio, length))
+            ratio = size / (noise * _WIDTH[length, before])
+            changes.append((ratio, length, before))
             if ratio > highest:
                 highest = ratio
             elif ratio < lowest:
                 lowest = ratio
-        self._usual[0].push(-lowest)
-        self._usual[1].push(highest)
-
-    def _noise(self) -> float:
-        """Standard deviation, by quartiles or by outer deciles, whichever is more."""
-        past = self._past
-        middle = past.quantile(0.75) - past.quantile(0.25)
-        outer = past.quantile(0.9) - past.quantile(0.1)
-        return max(middle / 1.349, outer / 2.563, self._least, 1e-6 * abs(past.median()))
+        self._changes, self._highest, self._lowest = changes, highest, lowest
+        falls, rises = self._usual
+        falls.push(-lowest)
+        rises.push(highest)
 
     def asked(self, *, rising: bool, rarity: float) -> float:
         """Units of noise that a change must exceed."""
@@ -156,31 +193,42 @@ class Shift:
 
     def change(self, *, rising: bool, least: float, rarity: float) -> Change | None:
         """The clearest change of at least ``least`` that is beyond what the run has shown; ``rarity``: of a finding."""
-        sign = 1.0 if rising else -1.0
-        asked = 0.0
-        best: tuple[float, float, int] | None = None
-        for found in self._changes:
-            size, ratio, _ = found
-            if sign * size < least:
-                continue
-            asked = asked or self.asked(rising=rising, rarity=rarity)
-            if sign * ratio > asked and (best is None or sign * ratio > sign * best[1]):
-                best = found
-        if best is None:
+        extreme = self._highest if rising else -self._lowest
+        if extreme < FEWEST:
             return None
-        size, ratio, length = best
-        total = len(self._values)
-        now = (self._sums[total] - self._sums[total - length]) / length
-        return Change(size, now - size, now, length, sign * ratio / asked)
+        asked = self.asked(rising=rising, rarity=rarity)
+        if extreme <= asked:
+            return None
+        sign = 1.0 if rising else -1.0
+        best: Change | None = None
+        for ratio, length, before in self._changes:
+            score = sign * ratio / asked
+            if score > 1.0 and (best is None or score > best.score):
+                change = self._measured(length, before, score)
+                if sign * change.size >= least:
+                    best = change
+        return best
+
+    def _measured(self, length: int, before: int, score: float) -> Change:
+        start = len(self._values) - length
+        now, then = median(self._values[start:]), median(self._values[start - before : start])
+        return Change(now - then, then, now, length, score)
+
+    def drift(self) -> float:
+        """How the series moves, in units of the noise of its means: the change that is furthest from 0."""
+        return self._highest if self._highest > -self._lowest else self._lowest
 
     def found(self, *, rising: bool) -> None:
         """A finding holds: what the newest steps show is not what is usual."""
         self._usual[rising].found()
 
     def onset(self, change: Change) -> int:
-        """First step of a change, estimated: where the values pass from nearer the old mean to nearer the new."""
+        """First step of a change, estimated: where the values have left the old level by a quarter of the way.
+
+        A quarter, since most changes are slopes, and a step too early costs less than one too late.
+        """
         sign = math.copysign(1.0, change.size)
-        between = 0.5 * (change.before + change.now)
+        between = 0.75 * change.before + 0.25 * change.now
         first = best = len(self._values) - 1
         total = highest = 0.0
         for place in range(first, max(first - 2 * change.length, -1), -1):
@@ -189,24 +237,32 @@ class Shift:
                 highest, best = total, place
         return self._steps[best]
 
+    def recent(self, since: int, most: int = 40) -> tuple[list[float], list[float]]:
+        """Steps and values from step ``since`` on, the newest always, thinned to about ``most``."""
+        first = next((place for place, step in enumerate(self._steps) if step >= since), len(self._steps) - 1)
+        stride = max(1, (len(self._steps) - first) // most)
+        places = range(len(self._steps) - 1, first - 1, -stride)
+        return [float(self._steps[place]) for place in reversed(places)], [self._values[p] for p in reversed(places)]
+
     def band(self) -> tuple[float, float, float] | None:
         """What is expected of the next value: median, and where the unusual begins below and above."""
-        if self._count <= self._warmup or not self._past:
+        if self._count <= self._warmup or not self._noise:
             return None
-        middle, reach = self._past.median(), _BAND * self._noise()
-        return middle, middle - reach, middle + reach
+        reach = _BAND * self._noise
+        return self._middle, self._middle - reach, self._middle + reach
 
     def _shorten(self) -> None:
         """Drop the oldest values. Sums are made anew, so that rounding does not add up."""
         dropped = len(self._values) - _KEPT
         self._values = self._values[dropped:]
+        self._clipped = self._clipped[dropped:]
         self._steps = self._steps[dropped:]
         self._admitted -= dropped
         self._sum_up()
 
     def _sum_up(self) -> None:
         self._sums = array("d", [0.0])
-        for value in self._values:
+        for value in self._clipped:
             self._sums.append(self._sums[-1] + value)
 
     def state(self) -> dict[str, Any]:
@@ -214,10 +270,13 @@ class Shift:
         return {
             "past": list(self._past),
             "values": list(self._values),
+            "clipped": list(self._clipped),
             "steps": list(self._steps),
             "admitted": self._admitted,
             "count": self._count,
             "changes": [list(change) for change in self._changes],
+            "extremes": [self._highest, self._lowest],
+            "noise": [self._middle, self._noise],
             "usual": [usual.state() for usual in self._usual],
         }
 
@@ -227,9 +286,12 @@ class Shift:
         for value in state["past"]:
             self._past.push(float(value))
         self._values = array("d", state["values"])
+        self._clipped = array("d", state["clipped"])
         self._steps = array("q", state["steps"])
         self._sum_up()
         self._admitted, self._count = state["admitted"], state["count"]
-        self._changes = [(float(size), float(ratio), int(length)) for size, ratio, length in state["changes"]]
+        self._changes = [(float(ratio), int(length), int(before)) for ratio, length, before in state["changes"]]
+        self._highest, self._lowest = state["extremes"]
+        self._middle, self._noise = state["noise"]
         for usual, kept in zip(self._usual, state["usual"], strict=True):
             usual.load(kept)

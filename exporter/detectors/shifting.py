@@ -17,11 +17,18 @@ from typing import Any, ClassVar, Final
 
 from exporter.detectors.base import Expectation, Forecast, Severity, StepSample, Verdict
 from exporter.detectors.calibration import USUAL_STEP_SECONDS, WARNINGS_PER_PAGE, Budget
-from exporter.detectors.options import at_least
+from exporter.detectors.options import at_least, at_most, more_than
 from exporter.detectors.shift import Change, Shift
+from exporter.detectors.trend import arrival, theil_sen
 
 HOLD: Final = 2
 """Steps in a row at which a change must be seen."""
+CLEAR: Final = 3.0
+"""Units of noise from which on another signal counts as moving."""
+LEAST_STEPS: Final = 6
+"""Steps that a forecast looks back over at least."""
+FARTHEST: Final = 2000.0
+"""Steps beyond which nothing is foreseen."""
 _PACE: Final = 0.05
 _LESS_RARE: Final = math.log(WARNINGS_PER_PAGE)
 
@@ -95,6 +102,11 @@ class ShiftDetector:
         self._rarity = self._budget.rarity()
         self._last_step = -1
 
+    def check_share(self, option: str, value: float) -> None:
+        """Raise ``ValueError`` where an option is no share of 1."""
+        more_than(self.name, option, value, 0.0)
+        at_most(self.name, option, value, 1.0, "the whole")
+
     def observe(self, sample: StepSample) -> Sequence[Verdict]:
         """Judge one step; a signal that the step does not have is neither judged nor learned."""
         signals = sample.signals
@@ -155,15 +167,25 @@ class ShiftDetector:
         """What is left of a finding's severity once other signals are heard; None: nothing is said."""
         return severity
 
-    def forecast(self, watch: Watch, change: Change, sample: StepSample) -> Forecast | None:
+    def forecast(self, place: int, watch: Watch, sample: StepSample) -> Forecast | None:
         """When a limit is reached; None where there is none."""
         return None
 
-    def moved(self, series: int, *, rising: bool, least: float = 0.0) -> bool:
-        """Whether a series moves clearly, by the measure of a warning."""
-        return (
-            self._shifts[series].change(rising=rising, least=least, rarity=self._rarity - _LESS_RARE - 2.0) is not None
-        )
+    def arrival(self, place: int, limit: float, sample: StepSample) -> Forecast | None:
+        """When a series reaches ``limit`` (in the signal's unit) if it goes on as since the onset of the finding."""
+        watch, onset = self._watches[place], self._onsets[place]
+        if onset is None:
+            return None
+        line = theil_sen(*self._shifts[watch.series].recent(min(onset, sample.step - LEAST_STEPS)))
+        when = None if line is None else arrival(line, self._series[watch.series].scale.read(limit))
+        if when is None or when.steps > FARTHEST:
+            return None
+        seconds = when.steps * math.exp(self._pace) if self._paced else None
+        return Forecast(limit, when.steps, seconds, (when.early, when.late))
+
+    def drift(self, series: int) -> float:
+        """How a series moves, in units of noise; beyond :data:`CLEAR`, or below its negative, it clearly does."""
+        return self._shifts[series].drift()
 
     def level(self, series: int) -> tuple[float, float, float] | None:
         """Median of a series and where the unusual begins, in the signal's unit."""
@@ -195,7 +217,7 @@ class ShiftDetector:
             ),
             meaning=watch.meaning,
             advice=watch.advice,
-            forecast=self.forecast(watch, change, sample),
+            forecast=self.forecast(place, watch, sample),
         )
 
     def expected(self) -> Mapping[str, Expectation]:

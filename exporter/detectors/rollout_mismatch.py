@@ -1,0 +1,105 @@
+"""Step detector ``rollout_mismatch``: trainer and rollout engine drift apart in what they think the policy is.
+
+The engine samples with other kernels and often other precision than the trainer computes gradients with, so there is
+always some difference, and a constant offset is how a configuration lives. Growth is not: the batch then comes from
+another policy than the one that is updated, and many collapses are preceded by it. All measures of it are watched that
+verl logs, each as a growth by a factor beyond what this run has shown; where two say the same, one is said.
+
+Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
+
+Reference: F. Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, 2025, and J. Liu et al.,
+When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch, 2025; the test: see
+:mod:`exporter.detectors.shift`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from exporter.detectors.base import StepSample, Verdict
+from exporter.detectors.calibration import Budget
+from exporter.detectors.shifting import Scale, Series, ShiftDetector, Watch, logarithm, rise_to
+
+_MEANING = (
+    "What the rollout engine samples is less and less what the trainer believes it to be: the gradient is that of another "
+    "policy. Collapses of the reward often follow within some dozens of steps."
+)
+_ADVICE = (
+    "actor_rollout_ref.rollout.dtype and actor.fsdp_config.dtype: the same, float16 or bfloat16 in both",
+    "algorithm.rollout_correction.rollout_is (token or sequence): correct for it",
+    "is the weight sync to the rollout engine complete? compare its log probabilities on one prompt",
+    "actor_rollout_ref.actor.optim.lr: lower it",
+)
+_APART = Scale(
+    lambda value: math.log(min(max(1.0 - value, 0.0), 2.0) + 0.005), lambda mean: 1.0 - max(math.exp(mean) - 0.005, 0.0)
+)
+"""Of a correlation: its distance from 1."""
+_RATIO = Scale(
+    lambda value: math.log(abs(math.log(min(max(value, 1e-30), 1e30))) + 0.005),
+    lambda mean: math.exp(max(math.exp(mean) - 0.005, 0.0)),
+)
+"""Of a ratio that is 1 where both agree."""
+
+
+class RolloutMismatch(ShiftDetector):
+    """A measure of the difference between trainer and rollout engine grows by a factor.
+
+    ``factor``: growth that makes a page. ``warn``: share of it (in logarithms) that makes a warning. ``window``,
+    ``warmup``: as in ``entropy``.
+
+    >>> detector = RolloutMismatch()
+    >>> for step in range(1, 101):
+    ...     kl = 0.002 + step % 5 / 5000 + (0.002 * (step - 80) if step > 80 else 0.0)
+    ...     for v in detector.observe(StepSample(step, 1, 0.0, {"rollout_k3_kl": kl, "rollout_kl": -kl})):
+    ...         if v.severity.label == "critical" and step < 87:
+    ...             print(step, v.signal, "since", v.onset)
+    86 rollout_k3_kl since 81
+    """
+
+    name = "rollout_mismatch"
+
+    def __init__(
+        self,
+        *,
+        factor: float = 2.5,
+        warn: float = 0.6,
+        window: int = 100,
+        warmup: int = 15,
+        budget: Budget | None = None,
+    ) -> None:
+        page = rise_to(self.name, "factor", factor)
+        self.check_share("warn", warn)
+        series = (
+            Series("rollout_k3_kl", logarithm(0.001), 0.05),
+            Series("rollout_kl", logarithm(0.002), 0.05),
+            Series("rollout_log_ppl_diff", logarithm(0.002), 0.05),
+            Series("rollout_probs_diff", logarithm(0.002), 0.05),
+            Series("rollout_ppl_ratio", _RATIO, 0.05),
+            Series("rollout_probs_correlation", _APART, 0.05),
+        )
+        super().__init__(
+            series,
+            [
+                Watch(
+                    place,
+                    rising=True,
+                    page=page,
+                    warn=page * warn,
+                    name="went" if place >= len(series) - 2 else "rose",
+                    meaning=_MEANING,
+                    advice=_ADVICE,
+                )
+                for place in range(len(series))
+            ],
+            budget=budget,
+            window=window,
+            warmup=warmup,
+        )
+
+    def observe(self, sample: StepSample) -> Sequence[Verdict]:
+        """Judge one step; the gravest finding is said, by the first measure that shows it."""
+        verdicts = super().observe(sample)
+        if len(verdicts) < 2:
+            return verdicts
+        return (max(verdicts, key=lambda verdict: (verdict.severity, -verdicts.index(verdict))),)
