@@ -21,13 +21,15 @@ from demo.observer import Observer
 from demo.processes import Child, StartError
 from demo.scenarios import Scenario
 from demo.stack import Stack
-from demo.summary import Observation, Result, conclude
+from demo.summary import Observation, Result, conclude, finding
 from demo.toy import make
 from demo.training import state_directory, supervised
 
 POLL_SECONDS = 0.5
 HEALTHY_STEPS_SHOWN = 5
 """A run with a fault goes on for as many steps after its recovery, so that one sees it train."""
+STEPS_TO_BE_FOUND = 60
+"""A fault that is only to be found is not found after as many steps."""
 MARK = ".verl-sentinel-demo"
 """A file in the output folder, so that only a folder of the demo's own is ever emptied."""
 
@@ -146,10 +148,22 @@ def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stac
         recovery = observer.recovery()
         if recovery is not None and recovery["stage"] in ("failed", "refused"):
             return
+        if _found_or_not(options.scenario, observation):
+            return
         if time.monotonic() > deadline:
             observation.problem = f"not over after {options.limit_seconds:.0f} s; logs are in {options.out / 'logs'}"
             return
         time.sleep(POLL_SECONDS)
+
+
+def _found_or_not(scenario: Scenario, observation: Observation) -> bool:
+    """Whether a run that nothing brings back has shown what it has to show."""
+    fault = observation.fault
+    if scenario.recovers or fault is None:
+        return False
+    found = finding(scenario, observation)
+    last = fault["step"] + STEPS_TO_BE_FOUND if found is None else found["first_step"] + HEALTHY_STEPS_SHOWN
+    return bool(observation.last_step >= last)
 
 
 def _succeeded(observer: Observer) -> bool:

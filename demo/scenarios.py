@@ -17,6 +17,8 @@ class Scenario:
     """Length of the training; a run with a fault is ended before, once it has recovered."""
     detectors: frozenset[str] = frozenset()
     """Detectors of which at least one has to find it."""
+    recovers: bool = True
+    """A rollback is what helps. Where it is not, the finding is for a person, and all that is owed."""
     course_steps: int = 30
     """A recording goes on for as many steps after the fault…"""
     course_seconds: float = 240.0
@@ -24,7 +26,7 @@ class Scenario:
 
     @property
     def expects_recovery(self) -> bool:
-        return self.fault_step is not None
+        return self.fault_step is not None and self.recovers
 
 
 _ALL = (
@@ -65,6 +67,32 @@ _ALL = (
         steps=400,
         detectors=frozenset({"trainer_exited"}),
         course_seconds=15.0,
+    ),
+    Scenario(
+        "slow_reward",
+        "the reward function takes longer from step to step",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"step_time"}),
+        recovers=False,
+    ),
+    Scenario(
+        "blind_reward",
+        "the reward function gives 0 to every answer",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"dead_run", "reward"}),
+        recovers=False,
+        course_steps=20,
+    ),
+    Scenario(
+        "short_answers",
+        "the reward function pays for short answers, and gets them",
+        fault_step=26,
+        steps=400,
+        detectors=frozenset({"response_length", "reward"}),
+        recovers=False,
+        course_steps=60,
     ),
     Scenario("healthy", "nothing goes wrong: no page, no rollback", fault_step=None, steps=100),
 )

@@ -48,7 +48,7 @@ class Result:
 
     ok: bool
     outcome: str
-    """``recovered``, ``healthy``, ``interrupted``, or a sentence that says what did not happen."""
+    """``recovered``, ``found``, ``healthy``, ``interrupted``, or a sentence that says what did not happen."""
     timeline: tuple[Moment, ...]
     summary: Mapping[str, Any]
 
@@ -56,6 +56,19 @@ class Result:
 def pages(observation: Observation) -> list[Mapping[str, Any]]:
     """The incidents that woke somebody up."""
     return [incident for incident in observation.incidents if incident["paged_at"] is not None]
+
+
+def finding(scenario: Scenario, observation: Observation) -> Mapping[str, Any] | None:
+    """What one of the scenario's detectors said first after the fault, be it a page or a warning."""
+    fault = observation.fault
+    if fault is None:
+        return None
+    right = [
+        incident
+        for incident in observation.incidents
+        if incident["detector"] in scenario.detectors and incident["opened_at"] >= fault["time"]
+    ]
+    return min(right, key=lambda incident: float(incident["opened_at"]), default=None)
 
 
 def is_false(page: Mapping[str, Any], observation: Observation) -> bool:
@@ -70,10 +83,11 @@ def conclude(scenario: Scenario, observation: Observation) -> Result:
     false_pages = [page for page in pages(observation) if is_false(page, observation)]
     true_pages = [page for page in pages(observation) if not is_false(page, observation)]
     first = min(true_pages, key=lambda page: page["paged_at"], default=None)
+    told = first if scenario.recovers else finding(scenario, observation)
     recovery = next(iter(observation.recoveries), None)
     times: Mapping[str, Any] = recovery["times"] if recovery else {}
-    outcome = _outcome(scenario, observation, first, recovery, false_pages)
-    ok = outcome in ("recovered", "healthy")
+    outcome = _outcome(scenario, observation, told, recovery, false_pages)
+    ok = outcome in ("recovered", "found", "healthy")
 
     def between(begin: float | None, end: float | None) -> float | None:
         return None if begin is None or end is None else round(end - begin, 3)
@@ -87,12 +101,13 @@ def conclude(scenario: Scenario, observation: Observation) -> Result:
             None,
         )
     )
+    named = true_pages if scenario.recovers or told is None else [*true_pages, told]
     summary = {
         "scenario": scenario.name,
         "verl_version": observation.verl_version,
         "fault_step": observation.fault["step"] if observation.fault else None,
-        "detected_step": first["paged_step"] if first else None,
-        "detected_by": sorted({f"{page['detector']}/{page['signal']}" for page in true_pages}),
+        "detected_step": told["paged_step" if scenario.recovers else "first_step"] if told else None,
+        "detected_by": sorted({f"{i['detector']}/{i['signal']}" for i in named}),
         "alert_seconds": between(first["paged_at"] if first else None, alert_received),
         "action": recovery["action"] if recovery else None,
         "target_step": recovery["target_step"] if recovery else None,
@@ -104,7 +119,7 @@ def conclude(scenario: Scenario, observation: Observation) -> Result:
         "steps": observation.last_step,
     }
     return Result(
-        ok=ok, outcome=outcome, timeline=tuple(_timeline(scenario, observation, first, recovery)), summary=summary
+        ok=ok, outcome=outcome, timeline=tuple(_timeline(scenario, observation, told, recovery)), summary=summary
     )
 
 
@@ -119,7 +134,7 @@ def _outcome(
         return "interrupted"
     if observation.problem:
         return observation.problem
-    if not scenario.expects_recovery:
+    if scenario.fault_step is None:
         if recovery is not None:
             return f"a recovery was planned in a run without a fault: {recovery['reason']}"
         if false_pages:
@@ -131,6 +146,12 @@ def _outcome(
         return "healthy"
     if observation.fault is None:
         return "the fault did not happen: the training ended before its step"
+    if not scenario.recovers:
+        if first is None:
+            return "the fault was not found"
+        if recovery is not None:
+            return f"a recovery was planned, which does not help against this: {recovery['reason']}"
+        return f"{len(false_pages)} false page(s), the first: {false_pages[0]['summary']}" if false_pages else "found"
     if first is None:
         return "the fault was not detected"
     if first["detector"] not in scenario.detectors and not any(
@@ -158,13 +179,17 @@ def _timeline(
     def moment(name: str, at: float | None, note: str = "") -> Moment:
         return Moment(name, None if at is None else at - origin, note)
 
-    if not scenario.expects_recovery:
+    if scenario.fault_step is None:
         return [moment("training", observation.started, f"{observation.last_step} steps")]
     moments = [
         moment("fault", fault["time"], f"step {fault['step']}") if fault else moment("fault", None),
-        moment("first verdict", first["paged_at"], first["summary"]) if first else moment("first verdict", None),
+        moment("first verdict", first["paged_at"] or first["opened_at"], first["summary"])
+        if first
+        else moment("first verdict", None),
         moment("alert firing", observation.alert_active, "in Prometheus" if observation.alert_active else ""),
     ]
+    if recovery is None and not scenario.recovers:
+        return moments
     if recovery is None:
         return [*moments, *(moment(name, None) for name in ("webhook received", "plan", "stop", "restart"))]
     times = recovery["times"]

@@ -10,6 +10,8 @@ import math
 import os
 import random
 import signal
+import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,22 +20,31 @@ from trainer_entry.cpu.late import when_imported
 
 RATE_FACTOR = 100.0
 FAILED_SHARE = 0.15
+SLOWER_SECONDS = 0.05
+"""By as much each answer's reward takes longer in each further step."""
+LONG_ANSWER = 12.0
+"""Characters for which a reward function that pays for short answers pays nothing."""
 
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 _SERVER = "trainer_entry.cpu.rollout"
+_REWARD = "verl.experimental.reward_loop.reward_manager.naive"
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
 
 def arm(plan: Plan) -> None:
     """Sets up the cause of `plan` in this process."""
     when_imported(_TRAINER, functools.partial(_tell_the_step, plan))
-    module, cause = {
+    causes: dict[Fault, tuple[str, Callable[[Plan, ModuleType], None]]] = {
         Fault.LEARNING_RATE: (_ENGINE, _raise_the_rate),
         Fault.NAN: (_ENGINE, _spoil_a_weight),
         Fault.CRASH: (_ENGINE, _kill_the_worker),
         Fault.HANG: (_SERVER, _stop_answering),
         Fault.ROLLOUT_ERRORS: (_SERVER, _fail_a_share),
-    }[plan.fault]
+        Fault.SLOW_REWARD: (_REWARD, functools.partial(_change_the_reward, slower)),
+        Fault.BLIND_REWARD: (_REWARD, functools.partial(_change_the_reward, blind)),
+        Fault.SHORT_ANSWERS: (_REWARD, functools.partial(_change_the_reward, paid_for_brevity)),
+    }
+    module, cause = causes[plan.fault]
     when_imported(module, functools.partial(cause, plan))
 
 
@@ -133,3 +144,59 @@ def _fail_a_share(plan: Plan, server: ModuleType) -> None:
         return await original(self, *args, **kwargs)
 
     server.RolloutServer.generate = generate
+
+
+Reward = Callable[..., Any]
+
+
+def _change_the_reward(change: Callable[[Plan, Reward], Reward], plan: Plan, manager: ModuleType) -> None:
+    """Every manager that verl makes calls the changed function in place of the configured one."""
+    original = manager.NaiveRewardManager.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.compute_score = change(plan, self.compute_score)
+
+    manager.NaiveRewardManager.__init__ = __init__
+
+
+def slower(plan: Plan, reward: Reward) -> Reward:
+    """As a judge does whose queue or cache only grows."""
+
+    @functools.wraps(reward)
+    def compute_score(*args: Any, **kwargs: Any) -> Any:
+        if plan.due():
+            plan.record()
+            time.sleep(SLOWER_SECONDS * plan.steps_since())
+        return reward(*args, **kwargs)
+
+    return compute_score
+
+
+def blind(plan: Plan, reward: Reward) -> Reward:
+    """As a checker does that catches its own error and calls every answer wrong."""
+
+    @functools.wraps(reward)
+    def compute_score(*args: Any, **kwargs: Any) -> Any:
+        found = reward(*args, **kwargs)
+        if not plan.due():
+            return found
+        plan.record()
+        return dict.fromkeys(found, 0.0)
+
+    return compute_score
+
+
+def paid_for_brevity(plan: Plan, reward: Reward) -> Reward:
+    """As a length penalty does that outweighs the answer; what the answer itself is worth is still reported."""
+
+    @functools.wraps(reward)
+    def compute_score(*args: Any, solution_str: str, **kwargs: Any) -> Any:
+        found = reward(*args, solution_str=solution_str, **kwargs)
+        if not plan.due():
+            return found
+        plan.record()
+        return {**found, "score": max(0.0, 1.0 - len(solution_str) / LONG_ANSWER)}
+
+    return compute_score

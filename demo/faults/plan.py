@@ -33,6 +33,12 @@ class Fault(str, enum.Enum):
     """A share of the rollout requests fails."""
     CRASH = "crash"
     """The training worker is killed with SIGKILL."""
+    SLOW_REWARD = "slow_reward"
+    """The reward function takes longer for each answer, from step to step."""
+    BLIND_REWARD = "blind_reward"
+    """The reward function gives 0 to every answer."""
+    SHORT_ANSWERS = "short_answers"
+    """The reward function pays for short answers, whatever is in them."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,10 @@ class Plan:
     def due(self) -> bool:
         """Whether the fault's step has come."""
         return self.current_step() >= self.step
+
+    def steps_since(self) -> int:
+        """How many steps the fault has lasted: 1 in its first; 0 or less before."""
+        return self.current_step() - self.step + 1
 
     def record(self) -> None:
         """Writes once, into `fault.json`, when the fault first acted: {"time": seconds, "step": n, "fault": name}."""

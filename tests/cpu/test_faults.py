@@ -175,6 +175,44 @@ def test_a_share_of_the_requests_fails_and_the_rest_is_answered(tmp_path):
     assert all(a == i for i, a in enumerate(answers) if not isinstance(a, RuntimeError))
 
 
+def graded(change, plan, answer):
+    class NaiveRewardManager:
+        def __init__(self, compute_score):
+            self.compute_score = compute_score
+
+    causes._change_the_reward(change, plan, SimpleNamespace(NaiveRewardManager=NaiveRewardManager))
+    manager = NaiveRewardManager(lambda data_source, solution_str: {"score": 0.5, "exact": 1.0})
+    return manager.compute_score(data_source="toy", solution_str=answer)
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "after"),
+    [
+        (causes.blind, "3456", {"score": 0.0, "exact": 0.0}),
+        (causes.paid_for_brevity, "3456", {"score": 1 - 4 / causes.LONG_ANSWER, "exact": 1.0}),
+        (causes.paid_for_brevity, "3" * 40, {"score": 0.0, "exact": 1.0}),
+    ],
+)
+def test_a_reward_function_gives_something_else_from_the_step_of_its_fault_on(tmp_path, change, answer, after):
+    plan = Plan(Fault.BLIND_REWARD, 2, tmp_path)
+    plan.begin_step(1)
+    assert graded(change, plan, answer) == {"score": 0.5, "exact": 1.0}
+    assert not (tmp_path / "fault.json").exists()
+    plan.begin_step(2)
+    assert graded(change, plan, answer) == pytest.approx(after)
+    assert (tmp_path / "fault.json").exists()
+
+
+def test_a_slow_reward_takes_longer_from_step_to_step_and_gives_the_same(tmp_path, monkeypatch):
+    slept = []
+    monkeypatch.setattr(causes.time, "sleep", slept.append)
+    plan = Plan(Fault.SLOW_REWARD, 2, tmp_path)
+    for step in (1, 2, 3, 4):
+        plan.begin_step(step)
+        assert graded(causes.slower, plan, "3456") == {"score": 0.5, "exact": 1.0}
+    assert slept == pytest.approx([causes.SLOWER_SECONDS * steps for steps in (1, 2, 3)])
+
+
 def test_the_worker_of_a_crash_dies_of_sigkill_at_its_step(tmp_path):
     script = (
         "import sys; from pathlib import Path; from types import SimpleNamespace as N;"

@@ -153,3 +153,51 @@ def test_a_healthy_run_with_a_page_or_an_early_end_is_no_success(changes: dict[s
 
     assert not result.ok
     assert words in result.outcome
+
+
+def warning(**changes: Any) -> dict[str, Any]:
+    return {
+        "detector": "step_time",
+        "signal": "step_time",
+        "severity": "warning",
+        "opened_at": 1020.0,
+        "first_step": 34,
+        "paged_at": None,
+        "paged_step": None,
+        "attempt": 1,
+        "summary": "steps take 2.3 s, and took 1.4 s",
+        **changes,
+    }
+
+
+ONLY_FOUND: dict[str, Any] = {"incidents": [warning()], "recoveries": [], "alert_active": None}
+
+
+def test_a_fault_that_no_rollback_helps_against_is_a_success_once_it_is_found() -> None:
+    result = conclude(SCENARIOS["slow_reward"], observed(**ONLY_FOUND))
+
+    assert result.ok
+    assert result.summary["outcome"] == "found"
+    assert (result.summary["detected_step"], result.summary["detected_by"]) == (34, ["step_time/step_time"])
+    moments = [(moment.name, moment.seconds) for moment in result.timeline[:2]]
+    assert moments == [("fault", 0.0), ("first verdict", 20.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fault": None}, "did not happen"),
+        ({"incidents": []}, "not found"),
+        ({"incidents": [warning(detector="surge")]}, "not found"),
+        ({"incidents": [warning(opened_at=990.0)]}, "not found"),
+        ({"recoveries": [recovery()]}, "a recovery was planned"),
+        ({"incidents": [warning(), warning(detector="surge", paged_at=990.0)]}, "1 false page"),
+    ],
+)
+def test_a_fault_that_was_not_found_or_was_rolled_back_for_nothing_is_no_success(
+    changes: dict[str, Any], words: str
+) -> None:
+    result = conclude(SCENARIOS["slow_reward"], observed(**{**ONLY_FOUND, **changes}))
+
+    assert not result.ok
+    assert words in result.outcome
