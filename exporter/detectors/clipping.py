@@ -1,16 +1,15 @@
 """Step detector ``clipping``: updates, or answers, are cut far more often than before.
 
-``pg_clipfrac`` is the share of tokens whose policy ratio was clipped: where it saturates, the updates are too large for
-their batch, and most of what the batch says is thrown away. ``clip_ratio`` is the share of answers that were cut at the
-length limit: they have no end, mostly no reward, and teach the policy not to finish. Both have levels that are a matter
-of the configuration (a clip ratio of 0.8 is how some runs begin), so a rise is judged, and it must reach a share that
-matters.
+``pg_clipfrac`` is the share of tokens whose policy ratio was clipped: where it saturates, the updates are too large
+for their batch, and most of what the batch says is thrown away. ``clip_ratio`` is the share of answers that were cut
+at the length limit: they have no end, mostly no reward, and teach the policy not to finish. Both have levels that are
+a matter of the configuration (a clip ratio of 0.8 is how some runs begin), so a rise is judged, and it must reach a
+share that matters.
 
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
-Reference: J. Schulman et al., Proximal Policy Optimization Algorithms, 2017 (the clipped objective); Q. Yu et al., DAPO,
-2025 (overlong answers as noise of the reward); the test: see :mod:`exporter.detectors.shift`.
-"""
+Reference: J. Schulman et al., Proximal Policy Optimization Algorithms, 2017 (the clipped objective); Q. Yu et al.,
+DAPO, 2025 (overlong answers as noise of the reward); the test: see :mod:`exporter.detectors.shift`."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ class Clipping(ShiftDetector):
     """The share of clipped tokens, or of answers cut at the limit, rises.
 
     ``factor``: growth of ``pg_clipfrac`` that makes a page, once it reaches ``tokens``. ``rise``: growth of
-    ``clip_ratio`` that makes a page, once it reaches ``answers``. ``warn``: share of both that makes a warning. ``window``,
-    ``warmup``: as in ``entropy``.
+    ``clip_ratio`` that makes a page, once it reaches ``answers``. ``warn``: share of both that makes a warning.
+    ``window``, ``warmup``: as in ``entropy``.
 
     >>> detector = Clipping()
     >>> for step in range(1, 101):
@@ -82,10 +81,10 @@ class Clipping(ShiftDetector):
                     page=rise,
                     warn=rise * warn,
                     name="rose",
-                    meaning="More and more answers are cut at the length limit: they earn nothing and teach the policy not "
-                    "to finish.",
+                    meaning="More and more answers are cut at the length limit: they earn nothing and teach the policy "
+                    "not to finish.",
                     advice=(
-                        "data.max_response_length: raise it, or penalise what is overlong (reward_model.overlong_buffer)",
+                        "data.max_response_length: raise it, or penalise overlong answers (reward_model.overlong_buffer)",
                         "look at answers that were cut: do they repeat themselves?",
                     ),
                     before=1,

@@ -2,17 +2,16 @@
 
 Entropy falls slowly in most healthy runs and rises in some that learn well, so neither is a finding as such. What is
 judged is a fall, or a rise, to a share of what it was within some to some dozens of steps, beyond what this run has
-shown. A fall has a forecast: when the entropy reaches ``floor`` if it goes on. A rise while the reward rises is a note:
-the policy explores and it pays. A fall over many steps is a warning, unless the reward falls with it:
-that is how a policy becomes decided.
+shown. A fall has a forecast: when the entropy reaches ``floor`` if it goes on. A rise while the reward rises is a
+note: the policy explores and it pays. A fall over many steps is a warning, unless the reward falls with it: that is
+how a policy becomes decided.
 
 Changes are taken of the logarithm of entropy plus 0.01 nats: below that a policy is decided, and less means nothing.
 
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
-Reference: for collapse as the end of exploration and of learning: G. Cui et al., The Entropy Mechanism of Reinforcement
-Learning for Reasoning Language Models, 2025; the test: see :mod:`exporter.detectors.shift`.
-"""
+Reference: for collapse as the end of exploration and of learning: G. Cui et al., The Entropy Mechanism of
+Reinforcement Learning for Reasoning Language Models, 2025; the test: see :mod:`exporter.detectors.shift`."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ class Entropy(ShiftDetector):
                     page=fall,
                     warn=fall * warn,
                     name="fell",
-                    meaning="The policy collapses onto few answers: the groups' rewards become all alike, and nothing is "
+                    meaning="The policy collapses onto few answers: the groups' rewards become all alike, nothing is "
                     "explored or learned any more.",
                     advice=(
                         "actor_rollout_ref.actor.entropy_coeff: raise it",

@@ -1,18 +1,17 @@
 """Step detector ``kl``: the policy runs away from the reference, or from the policy that sampled its batch.
 
-A KL against the reference grows in every run that learns, and what is much is a matter of the configuration: with many
-it is 1e-4 all the time. So its level is not judged unless a range is given (``low``, ``high``, by a preset or by hand);
-what is judged is a growth by a factor within some to some dozens of steps, beyond what this run has shown. The logarithm
-is taken of the KL plus ``matters`` nats: growth that stays below that is no growth.
+A KL against the reference grows in every run that learns, and what is much is a matter of the configuration: with
+many it is 1e-4 all the time. So its level is not judged unless a range is given (``low``, ``high``, by a preset or by
+hand); what is judged is a growth by a factor within some to some dozens of steps, beyond what this run has shown. The
+logarithm is taken of the KL plus ``matters`` nats: growth that stays below that is no growth.
 
 The page has a forecast: when the KL reaches ``limit`` if it goes on.
 
 Score: as in :mod:`exporter.detectors.shifting`; of the range: KL over ``high``, or ``low`` over KL; threshold 1.
 
-Reference: L. Gao, J. Schulman, J. Hilton, Scaling Laws for Reward Model Overoptimization, ICML 2023 (reward falls beyond
-some KL); J. Schulman et al., Proximal Policy Optimization Algorithms, 2017, for the KL of one update; the test: see
-:mod:`exporter.detectors.shift`.
-"""
+Reference: L. Gao, J. Schulman, J. Hilton, Scaling Laws for Reward Model Overoptimization, ICML 2023 (reward falls
+beyond some KL); J. Schulman et al., Proximal Policy Optimization Algorithms, 2017, for the KL of one update; the
+test: see :mod:`exporter.detectors.shift`."""
 
 from __future__ import annotations
 

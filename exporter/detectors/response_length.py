@@ -1,15 +1,14 @@
 """Step detector ``response_length``: answers become short at once, or grow until they are cut.
 
-Answers grow to double over hundreds of steps in healthy runs, and shrink as a policy learns to be brief, so only a change
-within some to some dozens of steps counts, beyond what this run has shown. A growth pages where more answers than before
-are cut at the length limit; without that it is a warning. A fall while the reward rises is a note: the policy has learned
-to be brief.
+Answers grow to double over hundreds of steps in healthy runs, and shrink as a policy learns to be brief, so only a
+change within some to some dozens of steps counts, beyond what this run has shown. A growth pages where more answers
+than before are cut at the length limit; without that it is a warning. A fall while the reward rises is a note: the
+policy has learned to be brief.
 
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
-Reference: for growth without gain: Z. Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025; the
-test: see :mod:`exporter.detectors.shift`.
-"""
+Reference: for growth without gain: Z. Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025;
+the test: see :mod:`exporter.detectors.shift`."""
 
 from __future__ import annotations
 
@@ -66,8 +65,8 @@ class ResponseLength(ShiftDetector):
                     page=fall,
                     warn=fall * warn,
                     name="fell",
-                    meaning="Answers become short at once: the policy has found a way to end early, by a shortcut of the "
-                    "reward or because it no longer reasons.",
+                    meaning="Answers become short at once: the policy has found a way to end early, by a shortcut of "
+                    "the reward or because it no longer reasons.",
                     advice=(
                         "reward.custom_reward_function: read short answers that score well",
                         "actor_rollout_ref.actor.optim.lr: lower it",
@@ -81,10 +80,10 @@ class ResponseLength(ShiftDetector):
                     page=rise,
                     warn=rise * warn,
                     name="rose",
-                    meaning="Answers grow out of proportion: the policy repeats itself or stalls for the limit, and steps "
-                    "become slow and memory short.",
+                    meaning="Answers grow out of proportion: the policy repeats itself or stalls for the limit, and "
+                    "steps become slow and memory short.",
                     advice=(
-                        "data.max_response_length: lower it, or penalise what is overlong (reward_model.overlong_buffer)",
+                        "data.max_response_length: lower it, or penalise overlong answers (reward_model.overlong_buffer)",
                         "actor_rollout_ref.actor.loss_agg_mode: token-mean rather than seq-mean-token-sum",
                         "actor_rollout_ref.actor.optim.lr: lower it",
                     ),

@@ -2,15 +2,14 @@
 
 The engine samples with other kernels and often other precision than the trainer computes gradients with, so there is
 always some difference, and a constant offset is how a configuration lives. Growth is not: the batch then comes from
-another policy than the one that is updated, and many collapses are preceded by it. All measures of it are watched that
-verl logs, each as a growth by a factor beyond what this run has shown; where two say the same, one is said.
+another policy than the one that is updated, and many collapses are preceded by it. All measures of it are watched
+that verl logs, each as a growth by a factor beyond what this run has shown; where two say the same, one is said.
 
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
-Reference: F. Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, 2025, and J. Liu et al.,
-When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch, 2025; the test: see
-:mod:`exporter.detectors.shift`.
-"""
+Reference: F. Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, 2025, and J. Liu et
+al., When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch, 2025; the test: see
+:mod:`exporter.detectors.shift`."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from exporter.detectors.calibration import Budget
 from exporter.detectors.shifting import Scale, Series, ShiftDetector, Watch, logarithm, rise_to
 
 _MEANING = (
-    "What the rollout engine samples is less and less what the trainer believes it to be: the gradient is that of another "
-    "policy. Collapses of the reward often follow within some dozens of steps."
+    "What the rollout engine samples is less and less what the trainer believes it to be: the gradient is that of "
+    "another policy. Collapses of the reward often follow within some dozens of steps."
 )
 _ADVICE = (
     "actor_rollout_ref.rollout.dtype and actor.fsdp_config.dtype: the same, float16 or bfloat16 in both",

@@ -4,8 +4,9 @@ For several lengths m the mean of the newest m values is compared with the mean 
 find small changes, short ones find large changes soon. Three things make that fit for signals of a training run:
 
 - Values are clipped at ``CLIP`` robust standard deviations around the median of the recent past before they enter a
-  mean. One value, however large, moves a mean of m values by a few standard deviations over m: it cannot make a finding,
-  and a spike that heals is none. How large a change is, once it is clear that there is one, is told by medians.
+  mean. One value, however large, moves a mean of m values by a few standard deviations over m: it cannot make a
+  finding, and a spike that heals is none. How large a change is, once it is clear that there is one, is told by
+  medians.
 - Everything moves while a policy learns, so what is judged is not whether a change is significant but whether it is
   beyond what this run has shown: the threshold is a quantile of the largest changes in its own past blocks (see
   :mod:`exporter.detectors.calibration`), in units of the run's noise.
@@ -13,9 +14,8 @@ find small changes, short ones find large changes soon. Three things make that f
 
 Used by the detectors of single signals (entropy, KL, response length, reward and so on).
 
-Reference: moving-sum (MOSUM) tests for a change of level: P. Bauer and P. Hackl, The use of MOSUMs for quality control,
-Technometrics 20, 1978; with Huber's clipping (P. J. Huber, Robust Statistics, 1981).
-"""
+Reference: moving-sum (MOSUM) tests for a change of level: P. Bauer and P. Hackl, The use of MOSUMs for quality
+control, Technometrics 20, 1978; with Huber's clipping (P. J. Huber, Robust Statistics, 1981)."""
 
 from __future__ import annotations
 

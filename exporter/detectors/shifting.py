@@ -212,8 +212,8 @@ class ShiftDetector:
             confidence=min(0.95, 1.0 - 0.4 / change.score) if critical else 0.4,
             summary=(
                 f"{one.signal} {watch.name} from {one.scale.tell(change.before):.4g} to "
-                f"{one.scale.tell(change.now):.4g} (mean of {change.length} steps; {value:.4g} now), {change.score:.3g} "
-                f"times what this run's own past and the budget of pages allow, since step {since}"
+                f"{one.scale.tell(change.now):.4g} (median of {change.length} steps; {value:.4g} now), "
+                f"{change.score:.3g} times what this run's own past and the budget of pages allow, since step {since}"
             ),
             meaning=watch.meaning,
             advice=watch.advice,
