@@ -25,10 +25,13 @@ def verl_sentinel() -> None:
 def exporter() -> None:
     """``python -m exporter``."""
     try:
-        from exporter.cli import COMMANDS, main
+        from exporter.cli import main
 
-        if not (sys.argv[1:] and (sys.argv[1] in COMMANDS or sys.argv[1] in ("--help", "-h", "--version"))):
-            sys.argv.insert(1, "serve")
+        if sys.argv[1:2] != ["replay"]:
+            from exporter.cli.program import COMMANDS
+
+            if not (sys.argv[1:] and (sys.argv[1] in COMMANDS or sys.argv[1] in ("--help", "-h", "--version"))):
+                sys.argv.insert(1, "serve")
         main()
     except ModuleNotFoundError as error:
         _name_the_extra(error)

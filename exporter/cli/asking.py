@@ -1,21 +1,24 @@
-"""Requests to a running exporter, and how a command ends with a sentence. Called by every command but ``serve``."""
+"""Requests to a running exporter. Called by the commands that ask one.
+
+What speaks HTTP is imported by the first request: a command that asks nobody does not wait for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
-import ssl
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from exporter.cli.telling import stop
+
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
 
 Url = Annotated[str, typer.Option("--url", envvar="VERL_SENTINEL_URL", help="Base URL of the exporter.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the exporter's answer as it is.")]
@@ -26,13 +29,6 @@ DEFAULT_URL = "http://127.0.0.1:9464"
 TIMEOUT_SECONDS = 10.0
 MOST_REASON_BYTES = 1024 * 1024
 """Of an answer that says why not."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An exporter never redirects; what does is not it, and must not be handed the token."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def ask(url: str, path: str, part: str, content: dict[str, Any] | None = None, *, method: str | None = None) -> Any:
@@ -58,8 +54,12 @@ def answered(
 ) -> Iterator[IO[bytes]]:
     """The body of the answer, to be read inside; ends the program with a sentence where it cannot be had, or ends
     early. ``timeout`` is for each wait, in seconds."""
+    from http.client import HTTPException, IncompleteRead
+    from urllib.error import HTTPError
+    from urllib.request import Request
+
     check_url(url)
-    request = urllib.request.Request(url.rstrip("/") + path, headers={"Accept": "application/json"}, method=method)
+    request = Request(url.rstrip("/") + path, headers={"Accept": "application/json"}, method=method)
     if content is not None:
         request.data = json.dumps(content).encode()
         request.add_header("Content-Type", "application/json")
@@ -69,22 +69,24 @@ def answered(
     try:
         with opener(url).open(request, timeout=timeout) as response:
             yield response
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         try:
             reason = json.loads(error.read(MOST_REASON_BYTES))["reason"]
-        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        except (OSError, ValueError, KeyError, TypeError, HTTPException):
             reason = f"it answered {error.code} {error.reason}."
         stop(f"The exporter at {url} refused: {reason}", 1)
-    except http.client.IncompleteRead:
+    except IncompleteRead:
         stop(f"The exporter at {url} broke off its answer. Its log may say why.", 1)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, HTTPException) as error:
         stop(f"The exporter at {url} cannot be asked: {why(error)}. {_what_to_do(error)}", 1)
 
 
 def check_url(url: str) -> None:
     """End the program where this is no address of an exporter."""
+    from urllib.parse import urlsplit
+
     try:
-        parts = urllib.parse.urlsplit(url)
+        parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         parts, usable = None, False
@@ -101,7 +103,9 @@ def why(error: BaseException) -> str:
 
 def _what_to_do(error: BaseException) -> str:
     """About an exporter that cannot be asked."""
-    if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+    from ssl import SSLCertVerificationError
+
+    if isinstance(getattr(error, "reason", error), SSLCertVerificationError):
         return (
             "Is --url right? If a private authority signed its certificate, "
             "name the authority's PEM file in VERL_SENTINEL_CA_FILE."
@@ -109,15 +113,26 @@ def _what_to_do(error: BaseException) -> str:
     return "Is it running, and is --url right?"
 
 
-def opener(url: str) -> urllib.request.OpenerDirector:
+def opener(url: str) -> OpenerDirector:
     """Through the user's proxy, if there is one, but never to this machine itself: the proxy is another one."""
-    host = urllib.parse.urlsplit(url).hostname or ""
+    import urllib.request
+    from urllib.parse import urlsplit
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        """An exporter never redirects; what does is not it, and must not be handed the token."""
+
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    host = urlsplit(url).hostname or ""
     local = host in ("localhost", "::1") or host.startswith("127.")
-    parts: list[urllib.request.BaseHandler] = [_NoRedirect()]
+    parts: list[urllib.request.BaseHandler] = [NoRedirect()]
     if local:
         parts.append(urllib.request.ProxyHandler({}))
     authority = os.environ.get("VERL_SENTINEL_CA_FILE")
     if authority and url.startswith("https://"):
+        import ssl
+
         try:
             parts.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority)))
         except OSError as error:  # ssl.SSLError is one
@@ -163,17 +178,6 @@ def user() -> str:
 
 def quoted(part: str) -> str:
     """As one segment of a path."""
-    return urllib.parse.quote(part, safe="")
+    from urllib.parse import quote
 
-
-def stop(sentence: str, code: int) -> NoReturn:
-    """End the program."""
-    tell(f"verl-sentinel: {sentence}")
-    raise typer.Exit(code)
-
-
-def tell(sentence: str) -> None:
-    """Tell the person who started this, or the log of whatever did."""
-    from exporter.cli.showing import clean
-
-    typer.echo(clean(sentence), err=True)
+    return quote(part, safe="")

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from exporter.cli.asking import DEFAULT_URL, Url, bearer, check_url, opener, stop, tell
+from exporter.cli.asking import DEFAULT_URL, Url, bearer, check_url, opener
+from exporter.cli.telling import stop, tell
 
 PATIENCE_SECONDS = 30.0
 """How long ``--once`` waits for an exporter that takes nothing."""

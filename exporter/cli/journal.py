@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from exporter.cli.asking import stop
+from exporter.cli.telling import stop
 
 journal_app = typer.Typer(no_args_is_help=True, help="The journal of an exporter that is stopped: check, repair.")
 

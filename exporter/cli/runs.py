@@ -13,8 +13,9 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from exporter.cli.asking import DEFAULT_URL, AsJson, Url, Who, answered, ask, quoted, stop, tell, user
+from exporter.cli.asking import DEFAULT_URL, AsJson, Url, Who, answered, ask, quoted, user
 from exporter.cli.showing import ago, clean, show_json, show_rows
+from exporter.cli.telling import stop, tell
 
 runs_app = typer.Typer(help="Runs: list (also without a command), show, export, forget.")
 

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import typer
-
 WIDE = 100_000
 """Columns of what is not a terminal: a line for each row."""
 LEAST_PROSE = 30
@@ -32,7 +30,7 @@ def clean(text: str) -> str:
 
 
 def show_json(answer: Any) -> None:
-    typer.echo(json.dumps(answer, indent=2))
+    print(json.dumps(answer, indent=2))
 
 
 def show_rows(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, none: str = "None.") -> None:
@@ -42,7 +40,7 @@ def show_rows(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, none
     is beside it, and the rows of others, out of sight. In a pipe each row is one line.
     """
     if not rows:
-        typer.echo(none)
+        print(none)
         return
     from rich.cells import cell_len, chop_cells
     from rich.console import Console

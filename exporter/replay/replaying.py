@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from exporter.detectors.base import Severity, Verdict
-from exporter.follow.parsing import Garbage
-from exporter.incidents import Rules
+from exporter.follow.parsing import Garbage, LastStep
 from exporter.replay.past_run import PastRun
 from exporter.replay.recognised import READERS
 from exporter.replay.rows import FileUnusable, Row
 from exporter.signals import SIGNALS, plan_of
 from exporter.signals.plans import PHASE_PREFIX
+
+if TYPE_CHECKING:
+    from exporter.replay.charts import Charts
+    from exporter.replay.plans import Decision, PastPlans
 
 MOST_KEYS: Final = 20_000
 """Unknown keys that are remembered."""
@@ -52,14 +55,16 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """One verdict on one run of a file."""
+    """What one row led to, where it led to something."""
 
     run: str
     """Its name, where the file holds several runs."""
     attempt: int
-    verdict: Verdict
-    news: bool
-    """The first of an episode, or worse than what was said before."""
+    verdicts: Sequence[Verdict]
+    news: Sequence[Verdict]
+    """Those that are the first of an episode, or worse than what was said before."""
+    decisions: Sequence[Decision] = ()
+    """What recovery would have decided, where that was asked."""
 
 
 @dataclass
@@ -69,57 +74,78 @@ class Replay:
     Args:
         path: the file, or a folder of TensorBoard's event files.
         form: a key of ``READERS``.
-        options: of detectors, by name.
-        rules: when an episode is over.
+        new_run: makes what judges a run, when its first row comes.
         keys: notes the keys.
         say: tells a person.
+        charts: takes in what is to be drawn.
+        new_plans: makes what asks the recovery's policy of a run.
     """
 
     path: Path
     form: str
-    options: Mapping[str, Mapping[str, Any]]
-    rules: Rules
+    new_run: Callable[[], PastRun]
     keys: Keys
     say: Callable[[str], None]
+    charts: Charts | None = None
+    new_plans: Callable[[], PastPlans] | None = None
     runs: dict[str, PastRun] = field(default_factory=dict)
+    plans: dict[str, PastPlans] = field(default_factory=dict)
     rows: int = 0
     left_out: int = 0
     """Lines, records or entries that are no steps and should be."""
     values_left_out: int = 0
     first: int | None = None
     last: int = 0
+    last_step: int | None = None
+    """Of the whole training, where the file tells."""
     told: Counter[Severity] = field(default_factory=Counter)
     """Episodes, and their escalations, by severity."""
 
     def sayings(self) -> Iterator[Saying]:
-        """Every verdict, as it would have been said. Raises :class:`FileUnusable`, also where there is no step."""
+        """What the rows lead to, in their order. Raises :class:`FileUnusable`, also where there is no step."""
         for found in READERS[self.form](self.path):
             if isinstance(found, Garbage):
                 self.left_out += 1
                 if self.left_out == 1:
                     self.say(f"A part of {self.path} is left out, and others may be without a word: {found.reason}.")
-                continue
-            self.values_left_out += found.left_out
-            if found.metrics:
-                yield from self._take(found)
+            elif isinstance(found, LastStep):
+                self.last_step = found.step
+                for run in self.runs.values():
+                    run.told_last_step(found.step)
+            else:
+                self.values_left_out += found.left_out
+                if found.metrics and (saying := self._take(found)) is not None:
+                    yield saying
         if not self.rows:
             raise FileUnusable(f"{self.path} has no step that could be read as {self.form}.")
 
-    def _take(self, row: Row) -> Iterator[Saying]:
+    def _take(self, row: Row) -> Saying | None:
         self.rows += 1
         self.first = row.step if self.first is None else min(self.first, row.step)
         self.last = max(self.last, row.step)
         self.keys.note(row.metrics)
-        run = self.runs.get(row.run)
-        if run is None:
-            if len(self.runs) >= MOST_RUNS:
-                raise FileUnusable(f"{self.path} holds more than {MOST_RUNS} runs: give it in parts.")
-            run = self.runs[row.run] = PastRun(self.options, self.rules)
+        run = self.runs.get(row.run) or self._new(row.run)
+        chart = None if self.charts is None else self.charts.of(self.path, row.run)
+        expected = [] if chart is None else run.expected()
         said = run.take(row)
-        for verdict in said.verdicts:
-            news = verdict in said.news
-            self.told[verdict.severity] += news
-            yield Saying(row.run, said.attempt, verdict, news)
+        if chart is not None:
+            chart.take(said, expected)
+        for verdict in said.news:
+            self.told[verdict.severity] += 1
+        decisions = self.plans[row.run].take(run, said) if self.plans else ()
+        if said.verdicts or decisions:
+            return Saying(row.run, said.attempt, said.verdicts, said.news, decisions)
+        return None
+
+    def _new(self, name: str) -> PastRun:
+        if len(self.runs) >= MOST_RUNS:
+            raise FileUnusable(f"{self.path} holds more than {MOST_RUNS} runs: give it in parts.")
+        run = self.runs[name] = self.new_run()
+        if self.last_step is not None:
+            run.told_last_step(self.last_step)
+        if self.new_plans is not None:
+            self.plans[name] = self.new_plans()
+        return run
 
     def sentence(self) -> str:
         """What was read and said, for a person, at the end."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from exporter.follow.parsing import MAX_KEY_LENGTH, MAX_STEP, Garbage
+from exporter.follow.parsing import MAX_KEY_LENGTH, MAX_STEP, Garbage, LastStep
 
 MOST_METRICS: Final = 20_000
 """Of one step: what has more is no log of a training."""
@@ -34,7 +34,7 @@ class Row:
     """Values that are no numbers."""
 
 
-Found = Row | Garbage
+Found = Row | Garbage | LastStep
 Reader = Callable[[Path], Iterator[Found]]
 """Begins to read a file. Raises :class:`FileUnusable` where it cannot be read at all."""
 

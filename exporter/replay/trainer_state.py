@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from exporter.follow.parsing import Garbage
+from exporter.follow.parsing import Garbage, LastStep
 from exporter.replay.opened import CUT_OFF, DAMAGED, opened
 from exporter.replay.rows import FileUnusable, Found, Row, verl_key, whole_step
 
@@ -24,6 +24,7 @@ MARK: Final = b'"log_history"'
 
 class _State(msgspec.Struct):
     log_history: list[dict[str, Any]]
+    max_steps: Any = None
 
 
 def read_trainer_state(path: Path) -> Iterator[Found]:
@@ -44,6 +45,9 @@ def read_trainer_state(path: Path) -> Iterator[Found]:
             state = msgspec.convert(json.loads(content), _State)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise FileUnusable(f"{path} is no trainer_state.json of Hugging Face's Trainer: {error}.") from None
+    last = whole_step(state.max_steps) if isinstance(state.max_steps, (int, float)) else None
+    if last:
+        yield LastStep(last)
     for entry in state.log_history:
         yield _row(entry)
 

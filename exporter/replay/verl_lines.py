@@ -41,7 +41,7 @@ def _read(path: Path, parse: Parser) -> Iterator[Found]:
                         attempt = _ATTEMPT.match(line) if parse is parse_jsonl else None
                         writer = f"attempt {int(attempt[1])}" if attempt else found.writer
                         yield Row(found.step, found.metrics, writer, left_out=found.left_out)
-                    elif isinstance(found, Garbage):
+                    else:
                         yield found
         except DAMAGED:
             yield CUT_OFF

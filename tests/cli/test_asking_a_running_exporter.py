@@ -169,7 +169,7 @@ def test_the_token_may_come_from_a_file(exporter: ExporterProcess, tmp_path: Pat
 
 def test_help_does_not_load_the_server() -> None:
     heavy = ("litestar", "uvicorn", "yaml", "rich.table")
-    check = f"import sys, exporter.cli; print([m for m in {heavy} if m in sys.modules])"
+    check = f"import sys, exporter.cli.program; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

@@ -14,7 +14,7 @@ from exporter_scene import START, Scene, batch
 from typer.testing import CliRunner
 
 from exporter.app.mending import Mender
-from exporter.cli import app
+from exporter.cli.program import app
 from exporter.detectors.registry import build_detectors
 from exporter.protocol import RunFinished, Step, encode
 from exporter.service.history import Archive
