@@ -27,6 +27,7 @@ from demo.toy import make
 from demo.training import state_directory, supervised
 from exporter.protocol import decode_batch
 from exporter.service.journal import FILE_NAME, Journal
+from exporter.service.stored import JournalUnavailable
 
 POLL_SECONDS = 0.25
 LIMIT_SECONDS = 900.0
@@ -102,14 +103,22 @@ def _fault(work: Path) -> Mapping[str, Any] | None:
 
 
 def recorded(scenario: Scenario, seed: int, work: Path) -> Recording:
-    """What was recorded in ``work``. Raises ``OSError`` or ``JournalUnavailable`` where nothing was."""
-    until = float((work / _END).read_text())
+    """What was recorded in ``work``.
+
+    Raises :class:`StartError` where nothing was, ``JournalUnavailable`` where its journal cannot be read.
+    """
+    try:
+        until = float((work / _END).read_text())
+    except (OSError, ValueError):
+        raise StartError(f"There is no finished recording in {work}: make one, without --again.") from None
     journal = Journal(work / "exporter" / FILE_NAME)
     try:
         taken = [(entry.at, decode_batch(entry.body)) for entry in journal.read() if entry.kind in ("batch", "beat")]
     finally:
         journal.close()
     batches = [(at, batch) for at, batch in taken if at <= until]
+    if not batches:
+        raise StartError(f"The exporter of {work} took nothing in; its output: {work / 'logs' / 'exporter.log'}")
     fault = _fault(work)
     origin = batches[0][0]
     return Recording(
@@ -147,7 +156,7 @@ def main() -> int:
         write(recording, arguments.out)
     except KeyboardInterrupt:
         return 130
-    except (StartError, OSError) as error:
+    except (StartError, OSError, JournalUnavailable) as error:
         print(error, file=sys.stderr)
         return 1
     head = recording.head

@@ -23,6 +23,7 @@ from exporter.protocol import (
     CheckpointSaved,
     Event,
     Number,
+    PhaseReport,
     RunStarted,
     Scalar,
     Sender,
@@ -54,6 +55,19 @@ _CONFIG = (
     "trainer.test_freq",
 )
 """Settings that say what a run was asked to do, by the beginning of their names."""
+
+
+_LEFT_OUT = (
+    "global_seqlen/",
+    "num_turns/",
+    "prompt_length/",
+    "response_length_non_aborted/",
+    "timing_per_token_ms/",
+    "training/num_turns/",
+    "training/off_policy/",
+    "val-aux/",
+)
+"""Metrics that say again what others say, or nothing on the toy, by the beginning of their names."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +132,7 @@ def shrunk(batches: Iterable[tuple[float, Batch]], origin: float) -> Iterator[Li
                 batch,
                 sender=sender,
                 sent_at=0.0,
+                phase=None if batch.phase is None else _phases(batch.phase),
                 steps=[_step(step, origin) for step in batch.steps],
                 events=[event for told in batch.events for event in _event(told, origin)],
             ),
@@ -147,8 +162,16 @@ class _Senders:
         return self._names[sender.id]
 
 
+def _phases(report: PhaseReport) -> PhaseReport:
+    return replace(
+        report,
+        open=[replace(phase, seconds=round(phase.seconds, 3)) for phase in report.open],
+        closed=[replace(phase, seconds=round(phase.seconds, 3)) for phase in report.closed],
+    )
+
+
 def _step(step: Step, origin: float) -> Step:
-    kept = {key: _short(number(value)) for key, value in step.metrics.items()}
+    kept = {key: _short(number(value)) for key, value in step.metrics.items() if not key.startswith(_LEFT_OUT)}
     return replace(step, metrics=kept, time=since(step.time, origin) if step.time else 0.0)
 
 
