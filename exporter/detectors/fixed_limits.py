@@ -159,15 +159,13 @@ class FixedLimits:
             series.onset = series.estimate_onset()
         way, seen = "below" if limit.below else "above", len(series.excesses)
         unit = f" {limit.unit}" if limit.unit else ""
+        what = f"{limit.signal} was {way} the fixed limit of {bound:.4g}{unit}"
         if limit.rule == "percentile":
-            what = f"95th percentile of {limit.signal} over {seen} steps is {bound + score:.4g}{unit}, above the fixed"
-            what += f" limit of {bound:.4g}"
+            what = f"the 95th percentile of {what} over {seen} steps, at {bound + score:.4g}"
         elif limit.rule == "in_a_row":
-            what = f"{limit.signal} was above the fixed limit of {bound:.4g}{unit} in {seen} steps in a row"
-        else:
-            what = (
-                f"{limit.signal} was {way} the fixed limit of {bound:.4g}{unit} in {series.k} of the last {seen} steps"
-            )
+            what += f" in {seen} steps in a row"
+        elif series.size > 1:
+            what += f" in {series.k} of the last {seen} steps"
         return Verdict(
             detector=self.name,
             signal=limit.signal,
@@ -220,7 +218,7 @@ class _Series:
     """
 
     def __init__(self, k: int | None, size: int, usual: SortedWindow | None = None) -> None:
-        self.k = k
+        self.k, self.size = k, size
         self._steps: deque[int] = deque(maxlen=size)
         self.excesses = SortedWindow(size)
         self._usual = usual
