@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from exporter.detectors.calibration import Budget
+from exporter.detectors.options import unknown_name
 from exporter.detectors.presets import DEFAULT_PRESET, preset_named
 from exporter.detectors.registry import NAMES, DetectorPlan
 from exporter.exposure import (
@@ -151,9 +152,7 @@ def _parsed(text: str, file: str) -> tuple[Config, Lines]:
         unknown = next((name for name in trigger.detectors if name not in NAMES), None)
         if unknown is not None:
             line = reader.line_of(f"$.recovery.triggers[{index}].detectors")
-            raise ConfigError(
-                f"{file}, line {line}: recovery.triggers: {unknown} is no detector; known here: {', '.join(NAMES)}."
-            )
+            raise ConfigError(f"{file}, line {line}: recovery.triggers: {unknown_name('detector', unknown, NAMES)}.")
     return config, reader
 
 

@@ -157,7 +157,7 @@ class FixedLimits:
             return None
         if series.onset is None:
             series.onset = series.estimate_onset()
-        way, seen = "below" if limit.below else "above", len(series.excesses)
+        way, seen = "below" if limit.below else "above", series.seen
         unit = f" {limit.unit}" if limit.unit else ""
         what = f"{limit.signal} was {way} the fixed limit of {bound:.4g}{unit}"
         if limit.rule == "percentile":
@@ -219,8 +219,8 @@ class _Series:
 
     def __init__(self, k: int | None, size: int, usual: SortedWindow | None = None) -> None:
         self.k, self.size = k, size
-        self._steps: deque[int] = deque(maxlen=size)
-        self.excesses = SortedWindow(size)
+        self._past: deque[tuple[int, float]] = deque()  # step, and by how much it passed; not above 0: it did not
+        self._passed = 0
         self._usual = usual
         self.newest = 0.0
         self.last_step = -1
@@ -234,9 +234,14 @@ class _Series:
             self._usual.push(size)
         self.newest = reading
         if not warming or self.k is None:
-            self._steps.append(step)
             excess = bound - reading if below else reading - bound
-            self.excesses.push(max(-LARGEST, min(excess, LARGEST)))
+            self._keep(step, max(-LARGEST, min(excess, LARGEST)))
+
+    def _keep(self, step: int, excess: float) -> None:
+        self._past.append((step, excess))
+        self._passed += excess > 0.0
+        if len(self._past) > self.size:
+            self._passed -= self._past.popleft()[1] > 0.0
 
     def _over_median(self, size: float) -> float:
         """How many times the median; 0, which passes no limit, where that is not known or 0."""
@@ -244,17 +249,23 @@ class _Series:
         return min(size / median, LARGEST) if median > 0.0 else 0.0
 
     def score(self) -> float:
-        """By how much the k-th of the steps passed; not above 0 where too few did, or were seen."""
-        seen = len(self.excesses)
-        if self.k is None:
-            return self.excesses.largest(seen - math.ceil(0.95 * seen) + 1) if seen >= LEAST_PERCENTILE else 0.0
-        return self.excesses.largest(self.k) if seen >= self.k else 0.0
+        """By how much the k-th of the steps passed; 0 where too few did, or were seen."""
+        k, seen = self.k, len(self._past)
+        if k is None:
+            k = seen - math.ceil(0.95 * seen) + 1 if seen >= LEAST_PERCENTILE else seen + 1
+        if self._passed < k:
+            return 0.0
+        return sorted((excess for _, excess in self._past), reverse=True)[k - 1]
+
+    @property
+    def seen(self) -> int:
+        """Steps that are kept."""
+        return len(self._past)
 
     def estimate_onset(self) -> int:
         """The step since which more steps passed than did not, by the widest margin; the first such."""
-        pairs = list(zip(self._steps, self.excesses, strict=True))
-        onset, margin, widest = pairs[-1][0], 0, 0
-        for step, excess in reversed(pairs):
+        onset, margin, widest = self.last_step, 0, -self.size
+        for step, excess in reversed(self._past):
             margin += 1 if excess > 0.0 else -1
             if margin >= widest and excess > 0.0:
                 onset, widest = step, margin
@@ -262,8 +273,7 @@ class _Series:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "steps": list(self._steps),
-            "excesses": list(self.excesses),
+            "past": [list(pair) for pair in self._past],
             "usual": None if self._usual is None else list(self._usual),
             "newest": self.newest,
             "last_step": self.last_step,
@@ -272,9 +282,8 @@ class _Series:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state; of one from other options as much as there is room for."""
-        self._steps.extend(int(step) for step in state["steps"])
-        for excess in state["excesses"]:
-            self.excesses.push(float(excess))
+        for step, excess in state["past"]:
+            self._keep(int(step), float(excess))
         if self._usual is not None:
             for size in state["usual"] or ():
                 self._usual.push(float(size))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from exporter.detectors.base import Detector, LiveDetector, StepDetector
@@ -133,7 +134,12 @@ k, n, window, warmup, floors
 
 def option_names(kind: Callable[..., Any]) -> tuple[str, ...]:
     """Options that a detector takes, with ``enabled``, which all have."""
-    return (ENABLED, *(name for name in inspect.signature(kind).parameters if name != BUDGET))
+    return (ENABLED, *(name for name in _parameters(kind) if name != BUDGET))
+
+
+@lru_cache(maxsize=128)
+def _parameters(kind: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
 
 
 _Kind = Callable[..., Any]
@@ -154,7 +160,7 @@ def _makers(
         if not isinstance(enabled, bool):
             raise ValueError(f"detector {name}: {ENABLED} is {enabled!r}: it must be true or false")
         given = {option: value for option, value in chosen.items() if option != ENABLED}
-        arguments = given | ({BUDGET: budget} if BUDGET in inspect.signature(kind).parameters else {})
+        arguments = given | ({BUDGET: budget} if BUDGET in _parameters(kind) else {})
         try:
             detector = kind(**arguments)
         except (TypeError, AttributeError) as error:  # a table where a number is expected, and the like

@@ -28,8 +28,8 @@ WRONG = [
         "line 4: sverity is not a known setting; did you mean severity?",
     ),
     (
-        "recovery:\n  triggers:\n  - detectors: [surge, nan]\n",
-        "line 3: recovery.triggers: nan is no detector; known here: non_finite, surge",
+        "recovery:\n  triggers:\n  - detectors: [surge, nonfinite]\n",
+        "line 3: recovery.triggers: unknown detector 'nonfinite': did you mean 'non_finite'? Known: non_finite, surge",
     ),
     ("tokens:\n  push:\n    - fil: x\n", "line 3: fil is not a known setting; did you mean file?"),
     ("tokens:\n  push:\n    - file: a\n      env: b\n", "line 3: tokens.push[0]: a token has exactly one of file, env"),
