@@ -57,8 +57,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     onset: int
     """First step that belongs to the failure: the earliest estimate in this attempt."""
     first_step: int
+    """Step of the first verdict of this attempt."""
     last_step: int
     opened_at: float
+    began_at: float | None = None
+    """When the first verdict of this attempt came; None: at ``opened_at``."""
+    first_onset: int | None = None
+    """The onset as the first verdict of this attempt estimated it; None: not remembered."""
     paged_at: float | None = None
     """When it first became critical in this attempt, None while it has not."""
     paged_step: int | None = None
@@ -88,6 +93,16 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> Key:
         return (self.detector, self.signal)
+
+    @property
+    def said_at(self) -> float:
+        """When it was first said in this attempt; does not change any more."""
+        return self.opened_at if self.began_at is None else self.began_at
+
+    @property
+    def said_onset(self) -> int:
+        """The onset as it was estimated then; does not change any more."""
+        return self.onset if self.first_onset is None else self.first_onset
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +279,8 @@ class IncidentBook:
             first_step=verdict.step,
             last_step=verdict.step,
             opened_at=at,
+            began_at=at,
+            first_onset=verdict.onset,
             paged_at=at if verdict.severity is Severity.CRITICAL else None,
             paged_step=verdict.step if verdict.severity is Severity.CRITICAL else None,
             updated_at=at,
@@ -296,6 +313,9 @@ class IncidentBook:
             severity=max(before.severity, verdict.severity) if same else verdict.severity,
             attempt=attempt,
             onset=min(before.onset, verdict.onset) if same else verdict.onset,
+            first_step=before.first_step if same else verdict.step,
+            began_at=before.began_at if same else at,
+            first_onset=before.first_onset if same else verdict.onset,
             last_step=verdict.step,
             paged_at=paged[0],
             paged_step=paged[1],

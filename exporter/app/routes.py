@@ -28,6 +28,7 @@ from exporter.app.views import (
     RecoveryList,
     RunList,
     all_incidents,
+    all_situations,
     dormant_view,
     incident_view,
     run_view,
@@ -94,7 +95,7 @@ def routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HTTPRoute
     @get("/api/v1/incidents", sync_to_thread=False)
     def incidents(request: AnyRequest) -> Response[bytes]:
         read(request)
-        return answer(IncidentList(incidents=all_incidents(core)))
+        return answer(IncidentList(incidents=all_incidents(core), situations=all_situations(core)))
 
     @post("/api/v1/incidents/acknowledge", status_code=200)
     async def acknowledge_incident(request: AnyRequest) -> Response[bytes]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from exporter.agreement import Situation, situation
 from exporter.incidents import Incident
 from exporter.protocol import GpuReading, RolloutCounts, Scalar
 from exporter.recovery.facts import AttemptFacts, Checkpoint
@@ -81,6 +82,44 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     resolution: str
 
 
+class FindingView(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident of a situation, in few words."""
+
+    incident: str
+    """Its id."""
+    detector: str
+    signal: str
+    severity: str
+    state: str
+    onset: int
+    first_step: int
+
+
+class SituationView(msgspec.Struct, frozen=True, kw_only=True):
+    """Incidents that belong together. Times are Unix seconds of the exporter's clock."""
+
+    id: str
+    """Id of the incident that was said first."""
+    run_id: str
+    attempt: int
+    name: str
+    """Detector and signal of that incident: the labels of the situation's alert."""
+    state: str
+    """As of an incident; acknowledged when every open finding is."""
+    severity: str
+    onset: int
+    headline: str
+    cause: str
+    advice: tuple[str, ...]
+    witnesses: int
+    """Distinct signals that agree."""
+    confidence: float
+    findings: list[FindingView]
+    """What came first is first."""
+    opened_at: float
+    resolved_at: float | None
+
+
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One run with all that is known of it."""
 
@@ -94,6 +133,8 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuReading]
     incidents: list[IncidentView]
     """Open ones, then resolved ones, newest first."""
+    situations: list[SituationView]
+    """The newest first."""
     steps: list[StepView]
     """The newest steps, oldest first."""
     config: dict[str, Scalar]
@@ -111,6 +152,8 @@ class IncidentList(msgspec.Struct, frozen=True, kw_only=True):
     """Incidents of every run, the newest first."""
 
     incidents: list[IncidentView]
+    situations: list[SituationView]
+    """What belongs together of them, the newest first."""
 
 
 class RecoveryList(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +265,7 @@ def run_detail(run: WatchedRun, now: float) -> RunDetail:
         hooks_missing=missing,
         gpus=[gpu for gpu, _ in state.gpus.values()],
         incidents=incidents_of(run),
+        situations=situations_of(run),
         steps=[StepView(step=s.step, attempt=s.attempt, at=s.at, signals=s.signals) for s in state.recent],
         config=dict(state.config),
         goodput=state.goodput.spent(),
@@ -236,6 +280,33 @@ def all_incidents(core: Core) -> list[IncidentView]:
     """Of every run, the newest first."""
     found = [view for run in core.runs.values() for view in incidents_of(run)]
     return sorted(found, key=lambda view: view.opened_at, reverse=True)
+
+
+def situations_of(run: WatchedRun) -> list[SituationView]:
+    return [situation_view(situation(group)) for group in reversed(run.groups())]
+
+
+def all_situations(core: Core) -> list[SituationView]:
+    """Of every run, the newest first."""
+    found = [view for run in core.runs.values() for view in situations_of(run)]
+    return sorted(found, key=lambda view: view.opened_at, reverse=True)
+
+
+def situation_view(it: Situation) -> SituationView:
+    fields: dict[str, Any] = {name: getattr(it, name) for name in SituationView.__struct_fields__}
+    findings = [
+        FindingView(
+            incident=found.id,
+            detector=found.detector,
+            signal=found.signal,
+            severity=found.severity.label,
+            state=found.state,
+            onset=found.onset,
+            first_step=found.first_step,
+        )
+        for found in it.findings
+    ]
+    return SituationView(**{**fields, "severity": it.severity.label, "findings": findings})
 
 
 def incident_view(incident: Incident) -> IncidentView:

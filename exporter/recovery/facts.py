@@ -61,10 +61,11 @@ class OpenIncident:
     threshold: float
     summary: str
     opened_at: float = 0.0
+    situation: str = ""
+    """Name of the situation that it belongs to: detector and signal of the finding that was said first in it."""
 
     @property
     def pair(self) -> tuple[str, str]:
-        """What counts as one signal when signals have to agree."""
         return (self.detector, self.signal)
 
     @property

@@ -54,7 +54,7 @@ class AlertJudge:
         if alert.action != "rollback":
             reason = f'The alert has action {alert.action!r}, and only "rollback" triggers anything.'
             return self._answer(alert, "refused", "no_action", reason, now)
-        incident = _incident_of(alert, facts)
+        incident = self._incident_of(alert, facts)
         if incident is None:
             reason = f"No incident of {alert.detector!r} on {alert.signal!r} is open in run {facts.run_id!r}."
             return self._answer(alert, "refused", "no_incident", reason, now)
@@ -84,14 +84,38 @@ class AlertJudge:
         """Whether the alert, which never stopped firing, has to be judged afresh.
 
         It may stand for a newer incident: one that comes back within one scrape leaves Prometheus no gap, so startsAt
-        stays what it was. Or it was only observed, and the mode is another since.
+        stays what it was, and a situation that grows keeps its alert. Or it was only observed, and the mode is another
+        since.
         """
-        incident = _incident_of(alert, facts) if facts is not None and alert.status == "firing" else None
+        incident = self._incident_of(alert, facts) if facts is not None and alert.status == "firing" else None
         recovery = self._store.get(seen.recovery_id)
         if incident is None or recovery is None:
             return False
         newer = incident.attempt >= recovery.attempt and incident.key not in recovery.incident_keys
         return newer or not counts(recovery, self._policy)
+
+    def _incident_of(self, alert: Alert, facts: RunFacts) -> OpenIncident | None:
+        """The open incident that the alert is about.
+
+        The labels name one, or the finding that was said first in a situation; the alert then stands for all of that
+        situation, whether that finding is still open or not. Of several it is one of the newest attempt that may
+        trigger something, that no recovery has answered, and that is most severe.
+        """
+        if alert.run_id != facts.run_id:
+            return None
+        pair, situation = (alert.detector, alert.signal), f"{alert.detector}/{alert.signal}"
+        named = [i for i in facts.incidents if i.pair == pair or i.situation == situation]
+        if len(named) < 2:
+            return named[0] if named else None
+        history = [r for r in self._store.history(facts.run_id) if counts(r, self._policy)]
+        answered = {key for recovery in history for key in recovery.incident_keys}
+
+        def weight(incident: OpenIncident) -> tuple[int, bool, bool, int, bool]:
+            triggers = self._policy.action_for(incident) is not None
+            news = incident.key not in answered
+            return (incident.attempt, triggers, news, incident.severity, incident.pair == pair)
+
+        return max(named, key=weight)
 
     def _answer(
         self,
@@ -193,14 +217,6 @@ class AlertJudge:
             incident_keys=tuple(incident.key for incident in evidence),
             times=Timeline(alert_received=received, planned=now),
         )
-
-
-def _incident_of(alert: Alert, facts: RunFacts) -> OpenIncident | None:
-    """The open incident that the labels name; of several, that of the newest attempt, then the most severe."""
-    if alert.run_id != facts.run_id:
-        return None
-    named = [i for i in facts.incidents if i.pair == (alert.detector, alert.signal)]
-    return max(named, key=lambda i: (i.attempt, i.severity), default=None)
 
 
 def _recovery_id(alert: Alert, facts: RunFacts, before: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from exporter.coupling import spoils_weights, witnesses
 from exporter.recovery.facts import LIVE_DETECTORS, Checkpoint, OpenIncident, RunFacts
 from exporter.recovery.policy import DAY_SECONDS, Action, RecoveryPolicy
 from exporter.recovery.record import Recovery, spell_numbers
@@ -67,8 +68,8 @@ def evidence_for(incident: OpenIncident, facts: RunFacts, policy: RecoveryPolicy
 
 
 def is_enough(evidence: Sequence[OpenIncident], policy: RecoveryPolicy) -> bool:
-    """Two signals that agree, or one that is certain."""
-    return len(evidence) >= policy.agreement or any(policy.is_certain(incident) for incident in evidence)
+    """Two signals that agree, or one that is certain. One signal seen by two detectors is one."""
+    return witnesses(evidence) >= policy.agreement or any(policy.is_certain(incident) for incident in evidence)
 
 
 def describe(evidence: Sequence[OpenIncident]) -> str:
@@ -80,12 +81,16 @@ def newest_allowed_step(evidence: Sequence[OpenIncident], policy: RecoveryPolicy
     """The newest step whose checkpoint none of the incidents puts under suspicion.
 
     A step detector's onset is the first bad step, so what was saved at it or within the margin before it is out. A live
-    detector's onset is the step in progress: the weights are sound, and verl may have saved in that very step.
+    detector's onset is the step in progress: the weights are sound, and verl may have saved in that very step. So are
+    those of a run that has been slow, or whose memory has grown, for hundreds of steps.
     """
-    return min(
-        incident.onset if incident.detector in LIVE_DETECTORS else incident.onset - policy.margin_steps - 1
-        for incident in evidence
-    )
+    return min(_newest_sound_step(incident, policy) for incident in evidence)
+
+
+def _newest_sound_step(incident: OpenIncident, policy: RecoveryPolicy) -> int:
+    if incident.detector in LIVE_DETECTORS:
+        return incident.onset
+    return incident.onset - policy.margin_steps - 1 if spoils_weights(incident) else incident.step
 
 
 def judge_checkpoints(facts: RunFacts, not_after_step: int) -> tuple[Candidate, ...]:
@@ -143,7 +148,8 @@ def make_plan(
     if not is_enough(evidence, policy):
         seen = ", ".join(f"{e.detector} on {e.signal}" for e in evidence)
         return Refusal(
-            "agreement", f"{policy.agreement} signals have to agree or one be certain, and this is {seen} alone"
+            "agreement",
+            f"{policy.agreement} signals have to agree or one be certain; so far it is {witnesses(evidence)}: {seen}",
         )
     held = _held_back(history, policy, now)
     return held or _plan(action, evidence, facts, policy)

@@ -68,7 +68,7 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
     """The first that matches counts."""
     agreement: int = 2
-    """Distinct (detector, signal) pairs that must be critical together where none is certain."""
+    """Distinct signals that must be critical together where none is certain; two that say nearly the same are one."""
     certainty: float = 0.99
     """A finding with at least this confidence needs no second one."""
     margin_steps: int = 1

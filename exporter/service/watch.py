@@ -16,6 +16,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from exporter.agreement import Group, grouped
 from exporter.detectors.base import Detector, LiveDetector, Severity, StepDetector, StepSample, Verdict
 from exporter.incidents import Change, Incident, IncidentBook, Rules
 from exporter.protocol import (
@@ -100,6 +101,8 @@ class WatchedRun:
     """Names of all metrics that it ever sent."""
     times: DetectorTimes = field(default_factory=DetectorTimes)
     """How long detectors take; the core has all runs share its own."""
+    _groups: tuple[tuple[Incident, ...], list[Group]] = ((), [])
+    """Incidents, and what was found to belong together of them: asked for at every scrape, and most change nothing."""
 
     @classmethod
     def new(cls, run: Run, detectors: Detectors, rules: Rules, at: float) -> WatchedRun:
@@ -173,6 +176,7 @@ class WatchedRun:
     def facts(self) -> RunFacts:
         """The run as recovery sees it."""
         state = self.state
+        names = {incident.key: group.name for group in self.groups() for incident in group.open}
         return RunFacts(
             run_id=state.run_id,
             attempt=state.attempt,
@@ -180,8 +184,15 @@ class WatchedRun:
             running=state.running,
             checkpoints=tuple(state.checkpoints),
             attempts=tuple(state.attempts),
-            incidents=tuple(open_incident(incident) for incident in self.book),
+            incidents=tuple(open_incident(incident, names[incident.key]) for incident in self.book),
         )
+
+    def groups(self) -> list[Group]:
+        """What belongs together of the incidents of the run, those included that are resolved and remembered."""
+        incidents = (*self.book, *self.book.history)
+        if incidents != self._groups[0]:
+            self._groups = (incidents, grouped(incidents))
+        return self._groups[1]
 
     def _begin(self, attempt: int, resume_step: int | None, at: float) -> None:
         first = self.state.attempt == 0
@@ -338,8 +349,8 @@ class WatchedRun:
             self.reports.append(replace(event, detail=cut(event.detail)))
 
 
-def open_incident(incident: Incident) -> OpenIncident:
-    """An incident as recovery sees it."""
+def open_incident(incident: Incident, situation: str = "") -> OpenIncident:
+    """An incident as recovery sees it. ``situation``: the name of the one that it belongs to, where it matters."""
     return OpenIncident(
         id=incident.id,
         run_id=incident.run_id,
@@ -354,4 +365,5 @@ def open_incident(incident: Incident) -> OpenIncident:
         threshold=incident.threshold,
         summary=incident.summary,
         opened_at=incident.opened_at,
+        situation=situation,
     )

@@ -184,6 +184,24 @@ INCIDENT_OPEN = _add(
     "signal",
     "severity",
 )
+INCIDENT_ONSET = _add(
+    "gauge",
+    "verl_incident_onset_step",
+    "First step that belongs to an incident that is not resolved",
+    "run",
+    "detector",
+    "signal",
+    "situation",
+)
+SITUATION_OPEN = _add(
+    "gauge",
+    "verl_situation_open",
+    "1 while an incident of the situation is not resolved",
+    "run",
+    "detector",
+    "signal",
+    "severity",
+)
 INCIDENTS = _add("counter", "verl_incidents", "Incidents opened, by severity at opening", "run", "detector", "severity")
 RECOVERY_FAILED = _add(
     "gauge",

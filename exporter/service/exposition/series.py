@@ -213,12 +213,26 @@ class RunSeries:
         run = self.run
         for incident in run.book:
             self._put_labelled(f.INCIDENT_OPEN, 1, incident.detector, incident.signal, incident.severity.label)
+        if any(True for _ in run.book):
+            self._situations()
         for (detector, severity), count in run.book.opened.items():
             self._put_labelled(f.INCIDENTS, count, detector, severity)
         for detector, count in run.detector_faults.items():
             self._put_labelled(f.DETECTOR_FAULTS, count, detector)
         for signal, seconds in self._forecasts().items():
             self._put_labelled(f.FORECAST, seconds, signal)
+
+    def _situations(self) -> None:
+        """Under the name of the finding that was said first, which stays while others join."""
+        groups = [(group, found) for group in self.run.groups() if (found := group.open)]
+        newest = max((found[0].attempt for _, found in groups), default=0)
+        for group, found in groups:
+            for incident in found:
+                self._put_labelled(f.INCIDENT_ONSET, incident.onset, incident.detector, incident.signal, group.name)
+            if found[0].attempt == newest:
+                # What is left of an attempt that is over may have lost the finding that named it to the next one.
+                first = group.incidents[0]
+                self._put_labelled(f.SITUATION_OPEN, 1, first.detector, first.signal, group.severity.label)
 
     def _forecasts(self) -> dict[str, float]:
         """Seconds to the nearest limit of each signal: of open incidents, and of what was noted at the newest step."""
