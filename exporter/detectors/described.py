@@ -3,7 +3,8 @@
 
 Defaults are read from the constructors and meanings from the docstrings, so that there is one place for each. In a
 docstring, after its first paragraph, an option is explained as ````name`` (unit): text.``, several that belong together
-as ````k``, ``n``: text.``; the unit may be left out where there is none or the name ends with it.
+as ````k``, ``n``: text.``; the unit may be left out where there is none or the name ends with it. Text that is "as in"
+another detector, in backticks, is what that one says of the option.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def described(preset: str, options: Mapping[str, Mapping[str, Any]] | None = Non
         enabled: bool = effective.get(ENABLED, True)
         parameters = inspect.signature(kind).parameters
         meaning, explained = explanations(kind)
+        explained = {option: _referred(option, words) for option, words in explained.items()}
 
         def origin(option: str) -> Origin:
             return "file" if option in mine else "preset" if option in theirs else "default"
@@ -110,6 +112,14 @@ _KINDS: tuple[tuple[Mapping[str, Callable[..., Any]], Literal["steps", "moments"
     (STEP_DETECTORS, "steps"),
     (LIVE_DETECTORS, "moments"),
 )
+
+
+def _referred(option: str, words: tuple[str, str]) -> tuple[str, str]:
+    """What a detector says of an option; of one that is as in another detector, what that one says."""
+    unit, meaning = words
+    other = re.fullmatch(r"as in ``(\w+)``", meaning)
+    kind = {**STEP_DETECTORS, **LIVE_DETECTORS}.get(other[1]) if other else None
+    return words if kind is None else explanations(kind)[1].get(option, (unit, ""))
 
 
 def explanations(kind: Callable[..., Any]) -> tuple[str, dict[str, tuple[str, str]]]:
