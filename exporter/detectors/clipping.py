@@ -84,7 +84,7 @@ class Clipping(ShiftDetector):
                     meaning="More and more answers are cut at the length limit: they earn nothing and teach the policy "
                     "not to finish.",
                     advice=(
-                        "data.max_response_length: raise it, or penalise overlong answers (reward_model.overlong_buffer)",
+                        "data.max_response_length: raise it, or penalise overlong ones (reward_model.overlong_buffer)",
                         "look at answers that were cut: do they repeat themselves?",
                     ),
                     before=1,

@@ -94,9 +94,8 @@ class Pace:
     >>> pace = Pace((Test(8, 8, 1.4, 1.6),), explanations=1)
     >>> for step in range(1, 60):
     ...     tokens = 11.0 + (step > 30)  # e times as many, and so is the time, until it doubles
-    ...     pace.push(step, math.log(20.0) + (step > 30) + math.log(2.0) * (step > 45), (tokens,))
-    ...     growth = pace.judge()
-    ...     if growth is not None:
+    ...     ask = pace.push(step, math.log(20.0) + (step > 30) + math.log(2.0) * (step > 45), (tokens,))
+    ...     if ask and (growth := pace.judge()):
     ...         print(step, growth.severity.label, f"x{growth.score:.2f} since {growth.onset}")
     ...         break
     51 critical x2.00 since 46
@@ -222,22 +221,22 @@ class Pace:
 
     def _began(self, score: float, block: int) -> tuple[int, bool]:
         """First step of the growth, and whether it came slowly: blocks before the change point were high already."""
-        usual = self._blocks[block]
-        total = len(self._steps)
+        usual, steps = self._blocks[block], self._steps
+        total = len(steps)
         best, highest, height = total - 1, 0.0, 0.0
         for place in range(total - 1, max(total - KEPT, 0) - 1, -1):
             height += min(self._excess(place, usual), 1.5 * score) - 0.5 * score
             if height > highest:
                 highest, best = height, place
-        onset = self._steps[best]
+        onset = steps[best]
         levels = [(b[-1], min(map(sub, b[: self._width], usual))) for b in self._blocks]
         before = [(first, excess) for first, excess in levels if first + BLOCK <= onset and excess > -score]
         if len(before) < 4 or sum(excess for _, excess in before[-3:]) < 3 * 0.3 * score:
             return onset, False
-        for place in range(len(before) - 1, -1, -1):
-            if before[place][1] <= 0.15 * score:
-                return int(before[place][0]), True
-        return int(before[0][0]), True
+        # A straight line reaches half its height half-way; a block that is as low as the best lies before the beginning.
+        line = 2 * onset - steps[max(total - BLOCK, 0)]
+        low = max((first for first, excess in before if excess <= 0.15 * score), default=before[0][0])
+        return max(int(min(line, low)), int(before[0][0])), True
 
     def calm(self) -> tuple[float, ...] | None:
         """Levels of the newest block, then the value that one block in four exceeded; None before the second."""

@@ -83,7 +83,7 @@ class ResponseLength(ShiftDetector):
                     meaning="Answers grow out of proportion: the policy repeats itself or stalls for the limit, and "
                     "steps become slow and memory short.",
                     advice=(
-                        "data.max_response_length: lower it, or penalise overlong answers (reward_model.overlong_buffer)",
+                        "data.max_response_length: lower it, or penalise overlong ones (reward_model.overlong_buffer)",
                         "actor_rollout_ref.actor.loss_agg_mode: token-mean rather than seq-mean-token-sum",
                         "actor_rollout_ref.actor.optim.lr: lower it",
                     ),
