@@ -15,10 +15,12 @@ from typing import Any, Final
 from exporter.detectors.base import Detector, LiveDetector, StepDetector
 from exporter.detectors.calibration import Budget
 from exporter.detectors.clipping import Clipping
+from exporter.detectors.dead_run import DeadRun
 from exporter.detectors.entropy import Entropy
 from exporter.detectors.fixed_limits import FixedLimits
 from exporter.detectors.gradient_instability import GradientInstability
 from exporter.detectors.kl import Kl
+from exporter.detectors.learning_rate import LearningRate
 from exporter.detectors.non_finite import NonFinite
 from exporter.detectors.options import unknown_name
 from exporter.detectors.presets import DEFAULT_PRESET, ENABLED, in_effect
@@ -39,6 +41,8 @@ STEP_DETECTORS: Final[Mapping[str, Callable[..., StepDetector]]] = {
     ResponseLength.name: ResponseLength,
     Clipping.name: Clipping,
     RolloutMismatch.name: RolloutMismatch,
+    LearningRate.name: LearningRate,
+    DeadRun.name: DeadRun,
     FixedLimits.name: FixedLimits,
 }
 LIVE_DETECTORS: Final[Mapping[str, Callable[..., LiveDetector]]] = {
