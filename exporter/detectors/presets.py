@@ -21,8 +21,6 @@ from exporter.detectors.options import nearest
 
 ENABLED: Final = "enabled"
 DEFAULT_PRESET: Final = "grpo"
-_INSTEAD: Final = "The manual's thresholds stand for what a detector learns from the run."
-_OFF: Final[Mapping[str, Any]] = {ENABLED: False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +39,105 @@ class Preset:
     differences: Mapping[str, Difference]
 
 
+def _off(why: str, *detectors: str) -> dict[str, Difference]:
+    return {name: Difference({ENABLED: False}, why) for name in detectors}
+
+
+_PPO: Final = Preset(
+    "PPO with a value model.",
+    {
+        "kl": Difference(
+            {"matters": 0.05},
+            "KL in the reward grows from 0 towards the controller's target (algorithm.kl_ctrl.target_kl, 0.1) within "
+            "the first dozens of steps; below half of it that is the controller at work.",
+        ),
+        "dead_run": Difference(
+            {"warn": 3, "page": 6},
+            "Advantages that a value model is part of are never all 0 in a healthy step, as they are with GRPO where "
+            "every group has one reward; so a short streak is enough.",
+        ),
+    },
+)
+
+_DAPO: Final = Preset(
+    "DAPO: GRPO with clip-higher, dynamic sampling, overlong reward shaping and no KL term.",
+    {
+        "entropy": Difference(
+            {"explosion": 2.5},
+            "clip_ratio_high lets unlikely tokens grow, so that entropy rises in healthy runs; its collapse stays what "
+            "it is.",
+        ),
+        "response_length": Difference(
+            {"explosion": 2.0},
+            "The loss counts tokens rather than answers, so that long reasoning grows faster, and the soft overlong "
+            "penalty holds it below the limit.",
+        ),
+        "clipping": Difference(
+            {"answers": 0.6},
+            "Answers cut at the limit are penalised by degrees or left out of the loss: they mislead the policy less.",
+        ),
+        "dead_run": Difference(
+            {"warn": 3, "page": 6},
+            "Dynamic sampling leaves no group without an advantage in the batch; so a short streak is enough.",
+        ),
+    },
+)
+
+_SFT: Final = Preset(
+    "Supervised fine-tuning.",
+    {
+        **_off(
+            "There is no policy that is sampled, and so no such signal.",
+            "kl",
+            "entropy",
+            "response_length",
+            "clipping",
+            "rollout_mismatch",
+            "rollout_failures",
+        ),
+        "dead_run": Difference(
+            {"warn": 3, "page": 6}, "A batch of text always has a gradient; so a short streak without one is enough."
+        ),
+    },
+)
+
+_MANUAL: Final = Preset(
+    "The operations manual's fixed thresholds in place of whatever learns from the run what is usual for it.",
+    {
+        "fixed_limits": Difference(
+            {
+                "step_seconds_p95": 120.0,
+                "step_seconds": 30.0,
+                "kl_above": 0.3,
+                "kl_below": 0.01,
+                "memory_ratio": 0.95,
+                "loss_times": 10.0,
+                "k": 1,
+                "n": 1,
+                "severity": "critical",
+            },
+            "The manual's numbers. KL, memory and loss page at the first step beyond, the step's time at the third in "
+            "a row; none within the first 15 steps. A loss that is NaN is non_finite's.",
+        ),
+        **_off(
+            "It learns from the run what is usual; the manual's thresholds stand in its place.",
+            "surge",
+            "gradient_instability",
+            "kl",
+            "entropy",
+            "response_length",
+            "clipping",
+            "rollout_mismatch",
+        ),
+    },
+)
+
 PRESETS: Final[Mapping[str, Preset]] = {
     "grpo": Preset("GRPO and its relatives without a value model: what every detector does without options.", {}),
-    "ppo": Preset("PPO with a value model.", {}),
-    "dapo": Preset("DAPO: GRPO with clip-higher, dynamic sampling and no KL term.", {}),
-    "sft": Preset("Supervised fine-tuning.", {}),
-    "manual": Preset(
-        "The operations manual's fixed thresholds instead of what calibrates itself.",
-        {
-            "fixed_limits": Difference(
-                {
-                    "step_seconds_p95": 120.0,
-                    "step_seconds": 30.0,
-                    "step_seconds_times": 3,
-                    "kl_above": 0.3,
-                    "kl_below": 0.01,
-                    "memory_ratio": 0.95,
-                    "loss_times": 10.0,
-                    "k": 1,
-                    "n": 1,
-                    "severity": "critical",
-                },
-                "The manual's numbers, at the first step that passes one, as the manual has it.",
-            ),
-            "surge": Difference(_OFF, _INSTEAD),
-            "gradient_instability": Difference(_OFF, _INSTEAD),
-        },
-    ),
+    "ppo": _PPO,
+    "dapo": _DAPO,
+    "sft": _SFT,
+    "manual": _MANUAL,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -33,13 +34,23 @@ def test_every_preset_can_be_built_and_gives_a_reason_for_each_difference(preset
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_certain_is_watched_under_every_preset(preset: str) -> None:
-    assert names(preset) >= {"non_finite", "stalled_phase", "silent_run", "trainer_exited", "rollout_failures"}
+    assert names(preset) >= {"non_finite", "stalled_phase", "silent_run", "trainer_exited"}
+
+
+def test_manual_leaves_off_what_learns_its_thresholds_from_the_run() -> None:
+    calibrated = {name for name, kind in KINDS.items() if "budget" in inspect.signature(kind).parameters}
+    assert calibrated
+    assert names("manual").isdisjoint(calibrated | {"surge", "gradient_instability"})
+
+
+def test_sft_leaves_off_what_needs_a_rollout() -> None:
+    off = {"kl", "entropy", "response_length", "clipping", "rollout_mismatch", "rollout_failures"}
+    assert names("sft").isdisjoint(off)
+    assert names("grpo") >= off
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_preset_sets_an_option_to_what_it_is_anyway(preset: str) -> None:
-    import inspect
-
     for detector, difference in PRESETS[preset].differences.items():
         parameters = inspect.signature(KINDS[detector]).parameters
         for option, value in difference.options.items():
