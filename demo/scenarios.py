@@ -92,7 +92,7 @@ _ALL = (
         steps=400,
         detectors=frozenset({"response_length", "reward"}),
         recovers=False,
-        course_steps=60,
+        course_steps=45,
     ),
     Scenario("healthy", "nothing goes wrong: no page, no rollback", fault_step=None, steps=100),
 )
