@@ -19,6 +19,10 @@ Action = Literal["rollback", "stop"]
 DAY_SECONDS = 86_400.0
 """Length of the window in which the budget is counted."""
 
+_OF_TRAINING = (
+    *("non_finite", "surge", "gradient_instability", "kl", "entropy", "response_length", "clipping"),
+    *("rollout_mismatch", "learning_rate", "dead_run"),
+)
 _SEVERITIES = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 
 
@@ -63,10 +67,9 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """``observe`` records what it would do, ``approve`` waits for a person, ``auto`` acts."""
     trigger: Literal["alertmanager", "direct"] = "alertmanager"
     """``direct``: the exporter's own incidents trigger, for an installation without Alertmanager."""
-    triggers: tuple[Trigger, ...] = (
-        Trigger(detectors=("non_finite", "surge", "gradient_instability", *sorted(LIVE_DETECTORS))),
-    )
-    """The first that matches counts."""
+    triggers: tuple[Trigger, ...] = (Trigger(detectors=(*_OF_TRAINING, *sorted(LIVE_DETECTORS))),)
+    """The first that matches counts. Unless a policy says so, a run that is only slow, or full, is left to a person: a
+    checkpoint is no answer to that. So are the limits of the operations manual, which do not know the run."""
     agreement: int = 2
     """Distinct signals that must be critical together where none is certain; two that say nearly the same are one."""
     certainty: float = 0.99
