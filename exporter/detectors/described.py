@@ -125,6 +125,8 @@ def _referred(option: str, words: tuple[str, str]) -> tuple[str, str]:
 def explanations(kind: Callable[..., Any]) -> tuple[str, dict[str, tuple[str, str]]]:
     """From a detector's docstring: its first paragraph, and unit and meaning by option.
 
+    An option that is only mentioned where another is explained is referred to that one.
+
     >>> class Example:
     ...     '''Something is wrong.
     ...
@@ -140,14 +142,18 @@ inside'), 'high': ('nats', 'the range: no page inside')})
     """
     paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
     found: dict[str, tuple[str, str]] = {}
+    mentioned: dict[str, tuple[str, str]] = {}
     for paragraph in paragraphs[1:]:
         if paragraph.startswith(">>>"):
             break
         for match in _EXPLAINED.finditer(paragraph):
-            for name in re.findall(r"``(\w+)``", match["names"]):
+            names = re.findall(r"``(\w+)``", match["names"])
+            for name in names:
                 unit = match["unit"] or next((word for word in _UNITS if name.endswith(f"_{word}")), "")
                 found[name] = (unit, match["text"].strip().removesuffix("."))
-    return paragraphs[0], found
+            for name in re.findall(r"``(\w+)``", match["text"]):
+                mentioned.setdefault(name, ("", f"see ``{names[0]}``"))
+    return paragraphs[0], mentioned | found
 
 
 def shown(value: Any) -> str:

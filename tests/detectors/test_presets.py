@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from typing import Any
 
@@ -104,6 +105,21 @@ def test_each_run_has_detectors_of_its_own() -> None:
     watch(one.step, healthy(40))
     assert one.state_dict() != other.state_dict()
     assert other.state_dict() == build_detectors(preset="manual").state_dict()
+
+
+@pytest.mark.parametrize("before", PRESETS)
+def test_a_restart_under_another_preset_takes_over_what_fits(before: str) -> None:
+    options = {"surge": {"window": 40, "n": 9, "k": 4}, "fixed_limits": {"kl_above": 0.1, "n": 20, "window": 60}}
+    old = build_detectors(options, preset=before)
+    steps = healthy(90)
+    watch(old.step, steps[:50])
+    state = json.loads(json.dumps(old.state_dict(), allow_nan=False))
+    for after in PRESETS:
+        new = build_detectors(preset=after)
+        new.load_state_dict(state)
+        pages = [v for v in watch(new.step, steps[50:]) if v.severity is Severity.CRITICAL]
+        assert {v.detector for v in pages} <= {"fixed_limits"}  # the manual's KL below 0.01
+        json.dumps(new.state_dict(), allow_nan=False)
 
 
 def test_the_budget_reaches_every_detector_that_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from exporter_process import PUSH, ExporterProcess, running, wait_for
+from exporter_process import PUSH, ExporterProcess, push, running, wait_for
 from exporter_scene import batch
 
 from exporter.config import Config, ConfigError, Tokens, TokenSource, check_exposure, load, parse, resolve_tokens
-from exporter.protocol import encode
+from exporter.protocol import Step, encode
 
 WRONG = [
     ("recovry:\n  mode: auto\n", "line 1: recovry is not a known setting; did you mean recovery?"),
@@ -272,3 +272,15 @@ def test_two_exporters_cannot_share_a_data_folder(tmp_path: Path) -> None:
 def test_listening_to_the_world_without_tokens_is_refused(tmp_path: Path) -> None:
     result = start("--listen", "0.0.0.0:0", "--data-dir", str(tmp_path))
     refused(result, "which other machines can reach, but no token is set for push, alert, operate")
+
+
+def test_the_preset_of_the_file_is_what_watches_the_runs(tmp_path: Path) -> None:
+    file = tmp_path / "sentinel.yml"
+    limited = "detectors: {fixed_limits: {warmup: 0}, stalled_phase: {enabled: false}}\n"
+    steps = [Step(step=1, metrics={"actor/kl_loss": 0.31, "actor/grad_norm": 0.5})]
+    for preset, found in (("grpo", []), ("manual", ["fixed_limits"])):
+        file.write_text(f"detection: {{preset: {preset}}}\n{limited}")
+        with running(tmp_path, "--config", str(file)) as exporter:  # on the same data: a restart changes the preset
+            push(exporter, run=preset, steps=steps)
+            incidents = exporter.get("/api/v1/incidents").json["incidents"]
+            assert [one["detector"] for one in incidents if one["run_id"] == preset] == found
