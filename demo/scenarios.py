@@ -75,6 +75,7 @@ _ALL = (
         steps=400,
         detectors=frozenset({"step_time"}),
         recovers=False,
+        course_steps=20,
     ),
     Scenario(
         "blind_reward",
