@@ -52,7 +52,7 @@ def detectors(
         _as_json(named, pages, found)
     else:
         _as_table(found)
-        tell(f"Preset {named}; {pages:g} pages a week at most for a healthy run.")
+        tell(f"Preset: {named}. Pages that a week of a healthy run may cost: {pages:g}.")
 
 
 def _as_json(preset: str, pages: float, found: tuple[Described, ...]) -> None:

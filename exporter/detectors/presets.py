@@ -76,6 +76,16 @@ _DAPO: Final = Preset(
             {"answers": 0.6},
             "Answers cut at the limit are penalised by degrees or left out of the loss: they mislead the policy less.",
         ),
+        "reward": Difference(
+            {"plateau_steps": 600},
+            "The batch leaves out what is always right and what is always wrong, so that its mean score stays near the "
+            "middle while the policy gets better; so a plateau needs twice the time.",
+        ),
+        "step_time": Difference(
+            {"warn_factor": 1.5, "page_factor": 2.0, "fast_factor": 2.2},
+            "Dynamic sampling generates again until enough groups teach something: a step takes whole rounds of "
+            "generation, and more of them the better the policy gets.",
+        ),
         "dead_run": Difference(
             {"warn": 3, "page": 6},
             "Dynamic sampling leaves no group without an advantage in the batch; so a short streak is enough.",
@@ -93,6 +103,9 @@ _SFT: Final = Preset(
             "response_length",
             "clipping",
             "rollout_mismatch",
+            "reward",
+            "communication",
+            "aborted_rollouts",
             "rollout_failures",
         ),
         "dead_run": Difference(
@@ -123,11 +136,15 @@ _MANUAL: Final = Preset(
             "It learns from the run what is usual; the manual's thresholds stand in its place.",
             "surge",
             "gradient_instability",
+            "level",
             "kl",
             "entropy",
             "response_length",
             "clipping",
             "rollout_mismatch",
+            "reward",
+            "step_time",
+            "communication",
         ),
     },
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli_process import cli, cli_bytes
 
+from exporter.detectors.calibration import Budget
 from exporter.detectors.registry import NAMES
 
 
@@ -26,7 +27,7 @@ def option(detector: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_without_options_it_lists_every_detector_with_its_defaults() -> None:
     answer, detectors = effect()
-    assert (answer["preset"], answer["pages_per_week"]) == ("grpo", 0.5)
+    assert (answer["preset"], answer["pages_per_week"]) == ("grpo", Budget().pages_per_week)
     assert list(detectors) == list(NAMES)
     k = option(detectors["surge"], "k")
     assert (k["value"], k["default"], k["origin"], k["meaning"]) == (3, 3, "default", k["meaning"])
@@ -58,7 +59,7 @@ def test_the_table_has_a_row_for_each_option_and_says_what_the_budget_is() -> No
     rows = [line.split() for line in shown.splitlines()]
     assert ["fixed_limits", "kl_above", "0.3", "preset", "null", "nats"] in [row[:6] for row in rows]
     assert ["surge", "enabled", "false", "preset", "true"] in [row[:5] for row in rows]
-    assert "Preset manual; 0.5 pages a week at most for a healthy run." in shown
+    assert f"Preset: manual. Pages that a week of a healthy run may cost: {Budget().pages_per_week:g}." in shown
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_manual_leaves_off_what_learns_its_thresholds_from_the_run() -> None:
 
 
 def test_sft_leaves_off_what_needs_a_rollout() -> None:
-    off = {"kl", "entropy", "response_length", "clipping", "rollout_mismatch", "rollout_failures"}
+    off = {"kl", "entropy", "response_length", "clipping", "rollout_mismatch", "reward", "communication"}
+    off |= {"aborted_rollouts", "rollout_failures"}
     assert names("sft").isdisjoint(off)
     assert names("grpo") >= off
 
