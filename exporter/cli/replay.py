@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter.cli.replay_arguments import Arguments, parsed
@@ -23,6 +24,7 @@ MOST_KEYS_SHOWN = 1000
 READER_GONE = 141
 """Exit code where whoever read standard output went away, as a shell has it for a program that SIGPIPE ends."""
 INTERRUPTED = 130
+PLACE = ("FILE", "RUN", "START")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,30 +51,45 @@ def _replay(wanted: Arguments) -> int:
     new_run, new_plans, charts = _prepared(wanted)
     keys = Keys()
     try:
+        forms = [format_of(path) if wanted.form == "auto" else wanted.form for path in wanted.files]
         replays = [
-            Replay(
-                path, wanted.form if wanted.form != "auto" else format_of(path), new_run, keys, tell, charts, new_plans
-            )
-            for path in wanted.files
+            Replay(number, path, form, new_run, keys, tell, charts, new_plans)
+            for number, (path, form) in enumerate(zip(wanted.files, forms, strict=True))
         ]
         worst = _as_json(replays) if wanted.output == "json" else _as_table(replays)
     except FileUnusable as error:
         stop(str(error), 2)
     sys.stdout.flush()
     _tell_of_keys(keys)
+    drawn = charts is None or wanted.plot is None or _draw(charts, wanted.plot)
     for one in replays:
         tell(one.sentence())
+        for name, run in one.runs.items():
+            if one.plans:
+                tell(one.plans[name].sentence(run, f"{one.path} {name}".strip()))
         for run in one.runs.values():
             for name, count in run.faults.items():
                 tell(f"Detector {name} failed on {count} steps of {one.path}, and said nothing of them.")
+    if not drawn:
+        return 2
     return 1 if wanted.fail_on is not None and worst >= Severity[wanted.fail_on.upper()] else 0
 
 
 def _prepared(wanted: Arguments) -> tuple[Callable[[], PastRun], Callable[[], PastPlans] | None, Charts | None]:
     """What the options ask for; everything that is wrong with them is found here, before a step is read."""
     from exporter.replay.past_run import PastRun
-    from exporter.replay.settings import Known, SettingsWrong, judging
+    from exporter.replay.settings import Known, SettingsWrong, judging, policy_of
 
+    charts = new_plans = None
+    if wanted.plot is not None:
+        from exporter.replay.charts import Charts
+        from exporter.replay.pictures import PictureImpossible, check
+
+        try:
+            check(wanted.plot)
+        except PictureImpossible as error:
+            stop(str(error), 2)
+        charts = Charts()
     try:
         how = judging(wanted.config, wanted.preset)
         known = Known(
@@ -85,14 +102,20 @@ def _prepared(wanted: Arguments) -> tuple[Callable[[], PastRun], Callable[[], Pa
             wanted.host_memory_gb,
         )
         setup = known.setup()
+        if wanted.policy is not None:
+            from exporter.replay.plans import PastPlans
+
+            new_plans = partial(PastPlans, policy_of(wanted.policy))
+        elif wanted.save_freq is not None:
+            raise SettingsWrong("--save-freq says where checkpoints were, and without --policy nobody asks.")
     except SettingsWrong as error:
         stop(str(error), 2)
-    return partial(PastRun, how.detectors, how.rules, setup, wanted.save_freq), None, None
+    return partial(PastRun, how.detectors, how.rules, setup, wanted.save_freq), new_plans, charts
 
 
 def _as_json(replays: list[Replay]) -> int:
-    """Write every verdict as it comes; the worst severity, 0 where nothing was said."""
-    from exporter.replay.answers import json_line
+    """Write every verdict as it comes, and every decision; the worst severity, 0 where nothing was said."""
+    from exporter.replay.answers import json_line, plan_line
 
     worst = 0
     for one in replays:
@@ -100,45 +123,79 @@ def _as_json(replays: list[Replay]) -> int:
             for verdict in saying.verdicts:
                 worst = max(worst, verdict.severity)
                 sys.stdout.write(json_line(verdict, saying.attempt, str(one.path), saying.run) + "\n")
+            for decision in saying.decisions:
+                sys.stdout.write(plan_line(decision, str(one.path), saying.run) + "\n")
     return worst
 
 
 def _as_table(replays: list[Replay]) -> int:
-    """Show the episodes of all files; the worst severity, 0 where nothing was said."""
-    from exporter.cli.showing import show_rows
-    from exporter.replay.answers import COLUMNS, table_row
+    """Show the episodes of all files, and what was decided on them; the worst severity, 0 where nothing was said."""
+    from exporter.replay.answers import COLUMNS, PLAN_COLUMNS, plan_row, table_row
 
-    worst = beyond = 0
-    told: list[tuple[str, str, int, tuple[str, ...]]] = []
+    worst = 0
+    told, decided = Rows(), Rows()
     for one in replays:
         for saying in one.sayings():
-            worst = max(worst, *(verdict.severity for verdict in saying.verdicts))
+            place = (str(one.path), saying.run, str(saying.attempt))
+            worst = max(worst, *(verdict.severity for verdict in saying.verdicts), 0)
             for verdict in saying.news:
-                if len(told) < MOST_ROWS:
-                    told.append((str(one.path), saying.run, saying.attempt, table_row(verdict)))
-                else:
-                    beyond += 1
-    columns, lead = _lead(replays)
-    rows = [(*lead(path, run, attempt), *cells) for path, run, attempt, cells in told]
-    show_rows((*columns, *COLUMNS), rows, none="Nothing would have been said.")
-    if beyond:
-        tell(f"{beyond} more are not shown: --output json has all.")
+                told.add(place, table_row(verdict))
+            for decision in saying.decisions:
+                decided.add(place, plan_row(decision))
+    several = (
+        len(replays) > 1,
+        any(len(one.runs) > 1 for one in replays),
+        any(run.attempts > 1 for one in replays for run in one.runs.values()),
+    )
+    told.show(several, COLUMNS, none="Nothing would have been said.")
+    if replays[0].new_plans is not None:
+        print()
+        decided.show(several, PLAN_COLUMNS, none="Recovery would have had nothing to decide.")
     return worst
 
 
-def _lead(replays: list[Replay]) -> tuple[tuple[str, ...], Callable[[str, str, int], tuple[str, ...]]]:
-    """The columns that say where something was said, as far as there are several such places, and their cells."""
-    shown = (
-        ("FILE", len(replays) > 1),
-        ("RUN", any(len(one.runs) > 1 for one in replays)),
-        ("START", any(run.attempts > 1 for one in replays for run in one.runs.values())),
-    )
+class Rows:
+    """Of a table, as far as one can be read."""
 
-    def cells(path: str, run: str, attempt: int) -> tuple[str, ...]:
-        every = (path, run, str(attempt))
-        return tuple(cell for cell, (_, wanted) in zip(every, shown, strict=True) if wanted)
+    def __init__(self) -> None:
+        self._rows: list[tuple[tuple[str, str, str], tuple[str, ...]]] = []
+        self._beyond = 0
 
-    return tuple(name for name, wanted in shown if wanted), cells
+    def add(self, place: tuple[str, str, str], cells: tuple[str, ...]) -> None:
+        """``place``: file, run and start of the trainer."""
+        if len(self._rows) < MOST_ROWS:
+            self._rows.append((place, cells))
+        else:
+            self._beyond += 1
+
+    def show(self, several: tuple[bool, bool, bool], columns: tuple[str, ...], *, none: str) -> None:
+        """With a column for each part of the place of which there are several."""
+        from exporter.cli.showing import show_rows
+
+        lead = tuple(name for name, shown in zip(PLACE, several, strict=True) if shown)
+        rows = [
+            (*(part for part, shown in zip(place, several, strict=True) if shown), *cells)
+            for place, cells in self._rows
+        ]
+        show_rows((*lead, *columns), rows, none=none)
+        if self._beyond:
+            sys.stdout.flush()
+            tell(f"{self._beyond} more are not shown: --output json has all.")
+
+
+def _draw(charts: Charts, target: Path) -> bool:
+    """Whether all pictures could be written."""
+    from exporter.replay.pictures import PictureImpossible, write
+
+    try:
+        for file in write(charts, target):
+            tell(f"Drawn: {file}")
+    except PictureImpossible as error:
+        tell(str(error))
+        return False
+    if charts.left_out:
+        tell(f"{len(charts.left_out)} more runs are not drawn: give them in parts.")
+    return True
 
 
 def _tell_of_keys(keys: Keys) -> None:

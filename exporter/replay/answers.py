@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from exporter.detectors.base import Forecast, Verdict
 from exporter.protocol import json_number
+
+if TYPE_CHECKING:
+    from exporter.recovery.facts import OpenIncident
+    from exporter.replay.plans import Decision
 
 
 def json_line(verdict: Verdict, attempt: int, file: str, run: str) -> str:
@@ -28,11 +32,14 @@ def json_line(verdict: Verdict, attempt: int, file: str, run: str) -> str:
         "meaning": verdict.meaning,
         "advice": list(verdict.advice),
         "forecast": _forecast(verdict.forecast),
-        "attempt": attempt,
-        "file": file.encode("utf-8", "backslashreplace").decode(),  # a name may hold bytes that are no text
-        "run": run,
+        **_place(attempt, file, run),
     }
     return msgspec.json.encode(answer).decode()
+
+
+def _place(attempt: int, file: str, run: str) -> dict[str, Any]:
+    text = file.encode("utf-8", "backslashreplace").decode()  # a name may hold bytes that are no text
+    return {"attempt": attempt, "file": text, "run": run}
 
 
 def _forecast(forecast: Forecast | None) -> dict[str, Any] | None:
@@ -59,4 +66,55 @@ def table_row(verdict: Verdict) -> tuple[str, ...]:
         verdict.signal,
         str(verdict.onset),
         verdict.summary,
+    )
+
+
+def plan_line(decision: Decision, file: str, run: str) -> str:
+    """One JSON object on one line, without its end: the finding as a verdict has it, and what was decided as ``plan``."""
+    incident = decision.incident
+    answer = {
+        **_finding(incident),
+        "step": decision.step,
+        "score": json_number(incident.score),
+        "threshold": json_number(incident.threshold),
+        "confidence": json_number(incident.confidence),
+        **_place(decision.attempt, file, run),
+        "plan": {
+            "decision": decision.what,
+            "number": int(decision.recovery) if decision.recovery else None,
+            "action": decision.action or None,
+            "target_step": decision.target_step,
+            "not_after_step": decision.not_after_step,
+            "reason": decision.reason,
+            "time": decision.at,
+            "evidence": [_finding(one) for one in decision.evidence],
+        },
+    }
+    return msgspec.json.encode(answer).decode()
+
+
+def _finding(incident: OpenIncident) -> dict[str, Any]:
+    return {
+        "step": incident.step,
+        "detector": incident.detector,
+        "signal": incident.signal,
+        "severity": incident.severity.label,
+        "onset": incident.onset,
+        "summary": incident.summary,
+    }
+
+
+PLAN_COLUMNS = ("STEP", "PLAN", "DECISION", "TARGET", "DETECTOR", "SIGNAL", "WHY")
+
+
+def plan_row(decision: Decision) -> tuple[str, ...]:
+    """The cells of :data:`PLAN_COLUMNS`."""
+    return (
+        str(decision.step),
+        decision.recovery,
+        {"planned": decision.action, "no_trigger": "no trigger"}.get(decision.what, decision.what),
+        "" if decision.target_step is None else str(decision.target_step),
+        decision.incident.detector,
+        decision.incident.signal,
+        decision.reason,
     )

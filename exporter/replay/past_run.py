@@ -153,7 +153,7 @@ class PastRun:
         found = []
         for detector in self._expecting:
             try:
-                found += [(detector.name, signal, one) for signal, one in detector.expected().items()]  # type: ignore[attr-defined]
+                found += [(detector.name, signal, one) for signal, one in detector.expected().items()]
             except Exception:  # noqa: BLE001 - a detector that fails is counted where it judges
                 continue
         return found

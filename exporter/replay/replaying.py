@@ -72,6 +72,7 @@ class Replay:
     """One file.
 
     Args:
+        number: the how-manieth of the files it is.
         path: the file, or a folder of TensorBoard's event files.
         form: a key of ``READERS``.
         new_run: makes what judges a run, when its first row comes.
@@ -81,6 +82,7 @@ class Replay:
         new_plans: makes what asks the recovery's policy of a run.
     """
 
+    number: int
     path: Path
     form: str
     new_run: Callable[[], PastRun]
@@ -125,7 +127,7 @@ class Replay:
         self.last = max(self.last, row.step)
         self.keys.note(row.metrics)
         run = self.runs.get(row.run) or self._new(row.run)
-        chart = None if self.charts is None else self.charts.of(self.path, row.run)
+        chart = None if self.charts is None else self.charts.of(self.number, self.path, row.run)
         expected = [] if chart is None else run.expected()
         said = run.take(row)
         if chart is not None:

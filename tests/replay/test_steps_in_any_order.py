@@ -8,6 +8,7 @@ import past_files as files
 import pytest
 from replay_process import Replaying
 
+from exporter.detectors.registry import build_detectors
 from exporter.incidents import Rules
 from exporter.replay.past_run import PastRun
 from exporter.replay.rows import Row
@@ -15,7 +16,7 @@ from exporter.replay.rows import Row
 
 def fed(rows: list[Row]) -> tuple[PastRun, list[int]]:
     """A run after the rows, and the start of the trainer that each was taken for."""
-    run = PastRun({}, Rules())
+    run = PastRun(build_detectors, Rules())
     return run, [run.take(row).attempt for row in rows]
 
 
