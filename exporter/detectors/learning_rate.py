@@ -26,11 +26,9 @@ from typing import Any, Final
 
 from exporter.detectors.base import Severity, StepSample, Verdict
 from exporter.detectors.options import at_least, at_most, more_than
-from exporter.detectors.rate_curve import MOST, RateCurve
+from exporter.detectors.rate_curve import FLOOR, MOST, RateCurve
 from exporter.detectors.setup import LrSchedule
 
-FLOOR: Final = 0.02
-"""Share of the peak that a distance is measured by at least: near the ends of a schedule ratios mean nothing."""
 FAST: Final = 3.0
 """A rate this far too high is said one step earlier."""
 SAID: Final = 10

@@ -27,6 +27,8 @@ ZERO = 1e-6
 """Share of the peak below which a rate is none."""
 RISING = 2.0
 """Relative jump that counts during a warm-up, where a rounded rate may double."""
+FLOOR = 0.02
+"""Share of the peak that a distance is measured by at least: near the ends of a schedule ratios mean nothing."""
 MOST = 1e12
 
 
@@ -107,7 +109,7 @@ class RateCurve:
         if settled and high > self.peak:
             high = self.peak  # a rise by small steps, which the line would follow
         reference = high if rate > high else low if rate < low else rate
-        if reference <= 0.0 or abs(rate - reference) <= 1.5 * self._quantum:
+        if reference <= 0.0 or abs(rate - reference) <= max(1.5 * self._quantum, FLOOR * self.peak):
             return 0.0, 0.0
         distance = min(rate / reference - 1.0, MOST)
         least = self._tolerance if settled or distance < 0.0 else RISING

@@ -12,23 +12,29 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+from exporter.detectors.aborted_rollouts import AbortedRollouts
 from exporter.detectors.base import Detector, LiveDetector, StepDetector
 from exporter.detectors.calibration import Budget
 from exporter.detectors.clipping import Clipping
+from exporter.detectors.communication import Communication
 from exporter.detectors.dead_run import DeadRun
 from exporter.detectors.entropy import Entropy
 from exporter.detectors.fixed_limits import FixedLimits
 from exporter.detectors.gradient_instability import GradientInstability
 from exporter.detectors.kl import Kl
 from exporter.detectors.learning_rate import LearningRate
+from exporter.detectors.level import Level
+from exporter.detectors.memory import Memory
 from exporter.detectors.non_finite import NonFinite
 from exporter.detectors.options import unknown_name
 from exporter.detectors.presets import DEFAULT_PRESET, ENABLED, in_effect
 from exporter.detectors.response_length import ResponseLength
+from exporter.detectors.reward import Reward
 from exporter.detectors.rollout_failures import RolloutFailures
 from exporter.detectors.rollout_mismatch import RolloutMismatch
 from exporter.detectors.silent_run import SilentRun
 from exporter.detectors.stalled_phase import StalledPhase
+from exporter.detectors.step_time import StepTime
 from exporter.detectors.surge import Surge
 from exporter.detectors.trainer_exited import TrainerExited
 
@@ -36,13 +42,19 @@ STEP_DETECTORS: Final[Mapping[str, Callable[..., StepDetector]]] = {
     NonFinite.name: NonFinite,
     Surge.name: Surge,
     GradientInstability.name: GradientInstability,
+    Level.name: Level,
     Kl.name: Kl,
     Entropy.name: Entropy,
     ResponseLength.name: ResponseLength,
     Clipping.name: Clipping,
     RolloutMismatch.name: RolloutMismatch,
+    Reward.name: Reward,
     LearningRate.name: LearningRate,
     DeadRun.name: DeadRun,
+    StepTime.name: StepTime,
+    Communication.name: Communication,
+    AbortedRollouts.name: AbortedRollouts,
+    Memory.name: Memory,
     FixedLimits.name: FixedLimits,
 }
 LIVE_DETECTORS: Final[Mapping[str, Callable[..., LiveDetector]]] = {
