@@ -29,7 +29,7 @@ from operator import sub
 from typing import Any, Final, NamedTuple
 
 from exporter.detectors.base import Severity
-from exporter.detectors.calibration import WARNINGS_PER_PAGE, Budget
+from exporter.detectors.calibration import Budget
 
 BLOCK: Final = 8
 BLOCKS: Final = 26
@@ -42,10 +42,21 @@ LARGEST: Final = 60.0
 """Growth is reported up to ``exp`` of this."""
 HELD: Final = 0.85
 """A finding that holds goes on until the growth is below this part of its threshold, so that it does not flicker."""
-_PRIOR: Final = (0.06, 0.06, 0.06)
+_PRIOR: Final = (0.08, 0.08, 0.08)
 """Differences of neighbouring blocks that are assumed beside those that were seen."""
-_PER_RARITY: Final = 0.6
-"""Threshold in units of the noise of a block, for each unit of the budget's rarity."""
+_UPPER_QUARTILE: Final = 1.627
+"""Of the size of the difference of two normal values, in units of their standard deviation."""
+_LEVEL: Final = 2
+_MIDDLE: Final = 3
+"""Places in a block that is in order: of its level (the lower tertile), and of the smaller of the middle two."""
+_LOWER_HALF: Final = 1.27
+_OF_LEVEL: Final = 0.45
+"""Of eight normal values, in units of their standard deviation: from the smallest to the fourth, on average; and the
+standard deviation of the third."""
+_OF_WARNING: Final = 5.5
+_OF_PAGE: Final = 7.6
+"""Thresholds in units of the noise of a block, at the usual budget: the best of the blocks lies about two units below
+the usual level, and the newest ones lie as far above it as chance takes them."""
 
 
 class Test(NamedTuple):
@@ -111,15 +122,18 @@ class Pace:
         self._needed = min(needed for _, _, needed in self._sieve)
         self._width = 1 + explanations
         self._bar = HELD * math.log(min(test.warn for test in tests))
-        rarity = (Budget() if budget is None else budget).rarity()
-        self._z = (_PER_RARITY * (rarity - math.log(WARNINGS_PER_PAGE)), _PER_RARITY * rarity)
+        usual = Budget().rarity()
+        asked = usual if budget is None else budget.rarity()
+        self._z = (_OF_WARNING * asked / usual, _OF_PAGE * asked / usual)
         self.restart()
 
     def restart(self) -> None:
         """Forget everything."""
         self._columns = [array("d") for _ in range(self._width)]
         self._steps = array("q")
-        self._blocks: list[tuple[float, ...]] = []  # levels of the columns, then the largest value and the first step
+        self._blocks: list[
+            tuple[float, ...]
+        ] = []  # levels of the columns, their spreads, the largest value, first step
         self._count = 0
         self._lows = [math.inf] * self._width  # best level of each column
         self._noise = 0.0  # of a block; 0 until it is asked for
@@ -148,7 +162,9 @@ class Pace:
 
     def _end_block(self) -> None:
         columns, steps = self._columns, self._steps
-        self._blocks.append((*(tertile(c[-BLOCK:]) for c in columns), max(columns[0][-BLOCK:]), steps[-BLOCK]))
+        ordered = [sorted(column[-BLOCK:]) for column in columns]
+        levels, spreads = [o[_LEVEL] for o in ordered], [o[_MIDDLE] - o[0] for o in ordered]
+        self._blocks.append((*levels, *spreads, ordered[0][-1], steps[-BLOCK]))
         del self._blocks[:-BLOCKS]
         self._lows = list(map(min, zip(*self._blocks, strict=True)))[: self._width]
         self._noise = 0.0
@@ -202,18 +218,26 @@ class Pace:
             (Severity.CRITICAL, test.page, self._z[1]),
             (Severity.WARNING, test.warn, self._z[0]),
         ):
-            threshold = max(math.log(factor), z * noise) * (HELD if self._held >= severity else 1.0)
+            threshold = max(math.log(factor), z * noise * _share(test.newest)) * (
+                HELD if self._held >= severity else 1.0
+            )
             if score > threshold:
                 return severity, score, threshold, test, block - len(self._blocks)
         return None
 
     def _measure(self) -> float:
-        """What the level of a block usually differs by from the one before, in the quietest column."""
+        """Standard deviation of the level of a block in the quietest column.
+
+        By the values below the middle of each block, which slow steps do not reach, and by neighbouring blocks, which
+        show in addition what moves more slowly than a block is long; whichever is more.
+        """
         blocks, quietest = self._blocks, math.inf
         for column in range(self._width):
             levels = [block[column] for block in blocks]
             differences = sorted([*map(abs, map(sub, levels, levels[1:])), *_PRIOR])
-            quietest = min(quietest, differences[len(differences) // 2])
+            between = differences[int(0.75 * (len(differences) - 1) + 0.5)] / _UPPER_QUARTILE
+            within = sum([block[self._width + column] for block in blocks]) / len(blocks) / _LOWER_HALF
+            quietest = min(quietest, max(between, _OF_LEVEL * within))
         return quietest
 
     def _excess(self, place: int, usual: Sequence[float]) -> float:
@@ -230,28 +254,32 @@ class Pace:
                 highest, best = height, place
         onset = steps[best]
         levels = [(b[-1], min(map(sub, b[: self._width], usual))) for b in self._blocks]
-        before = [(first, excess) for first, excess in levels if first + BLOCK <= onset and excess > -score]
-        if len(before) < 4 or sum(excess for _, excess in before[-3:]) < 3 * 0.3 * score:
+        before = [(first, excess) for first, excess in levels if first + BLOCK <= onset]
+        if len(before) < 4:
             return onset, False
-        # A straight line reaches half its height half-way; a block that is as low as the best lies before the beginning.
+        early = sorted(excess for _, excess in before[: len(before) // 2])
+        base = early[len(early) // 2]
+        if sum(excess for _, excess in before[-3:]) < 3 * (base + 0.3 * score):
+            return onset, False
+        # A straight line reaches half its height half-way; a block that is as low as the early ones lies before.
         line = 2 * onset - steps[max(total - BLOCK, 0)]
-        low = max((first for first, excess in before if excess <= 0.15 * score), default=before[0][0])
+        low = max((first for first, excess in before if excess <= base + 0.15 * score), default=before[0][0])
         return max(int(min(line, low)), int(before[0][0])), True
 
     def calm(self) -> tuple[float, ...] | None:
-        """Levels of the newest block, then the value that one block in four exceeded; None before the second."""
+        """Levels of the newest block, then the value that one in four exceeded; None before the second."""
         if len(self._blocks) < 2:
             return None
-        largest = sorted(block[self._width] for block in self._blocks)
+        largest = sorted(block[-2] for block in self._blocks)
         return (*self._blocks[-1][: self._width], largest[int(0.75 * (len(largest) - 1) + 0.5)])
 
     def beyond(self, levels: Sequence[float]) -> float:
         """By how much the newest value lies above ``levels``, one for each column."""
         return self._excess(-1, levels)
 
-    def level(self) -> float | None:
-        """Level of the newest block, None before the first one is full."""
-        return self._blocks[-1][0] if self._blocks else None
+    def levels(self) -> tuple[float, ...] | None:
+        """Levels of the newest block, of the value and over each explanation; None before the first block is full."""
+        return self._blocks[-1][: self._width] if self._blocks else None
 
     def slopes(self, since: int) -> tuple[float, float, float] | None:
         """Growth a step since a step: the lower quartile of all slopes between blocks, the median, the upper one."""
@@ -284,6 +312,11 @@ class Pace:
             self._lows = list(map(min, zip(*self._blocks, strict=True)))[: self._width]
         self._count, self._above = state["count"], state["above"]
         self._held, self._onset, self._drift = state["held"], state["onset"], state["drift"]
+
+
+def _share(newest: int) -> float:
+    """Of the noise of a block: what remains where more values are taken together, and of the best block, what stays."""
+    return 0.4 + 0.6 * math.sqrt(BLOCK / newest)
 
 
 def safe_exp(value: float) -> float:

@@ -85,7 +85,7 @@ class StepTime:
         tests = (
             Test(8, _RECENT, max(between, warn_factor * 1.12), fast_factor),
             Test(24, _RECENT, warn_factor, page_factor),
-            Test(24, _DRIFT_OVER, warn_factor * 1.08, fast_factor * 1.06),
+            Test(24, _DRIFT_OVER, warn_factor * 1.04, fast_factor * 1.06),
         )
         self._paces = {signal: Pace(tests, explanations=2, budget=budget) for signal in _SIGNALS}
         self._last_step = -1
@@ -110,8 +110,8 @@ class StepTime:
         elif step == self._last_step:
             return ()
         paces = self._paces
-        usual = paces["step_time"].level()
-        took = net_time(signals, None if usual is None else safe_exp(usual))
+        usual = paces["step_time"].levels()
+        took = net_time(signals, None if usual is None else safe_exp(usual[0]))
         throughput, mfu = signals.get("throughput", 0.0), signals.get("mfu", 0.0)
         if took is None and not throughput > 0.0 and not mfu > 0.0:
             return ()
@@ -165,8 +165,8 @@ class StepTime:
         """Count consecutive time-outs."""
         pace = self._paces["step_time"]
         if not self._row:
-            usual = pace.level()
-            if usual is None or seconds - usual <= self._timeout or len(pace) <= SETTLED:
+            usual = pace.levels()
+            if usual is None or seconds - usual[0] <= self._timeout or len(pace) <= SETTLED:
                 return None
             self._calm = list(pace.calm() or ())
         if not self._calm:
