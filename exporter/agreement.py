@@ -230,7 +230,9 @@ def _headline(severity: Severity, came: Sequence[tuple[Incident, int]], confiden
     then = f"; then {', '.join(named)}{f' and {more} more' if more else ''}" if named else ""
     count = f"{len(came)} findings on {len(since) + 1} signal{'s' if since else ''}, " if len(came) > 1 else ""
     said = first.summary.rstrip(".")
-    return f"{severity.label} since step {onset}: {said} ({first.detector}){then}; {count}confidence {confidence:.2f}"
+    # Rounded down: only what is certain has a confidence of 1.
+    sure = math.floor(confidence * 100) / 100
+    return f"{severity.label} since step {onset}: {said} ({first.detector}){then}; {count}confidence {sure:.2f}"
 
 
 def merged(advice: Iterable[str]) -> tuple[str, ...]:

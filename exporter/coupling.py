@@ -27,14 +27,14 @@ _GROUPS: Final[tuple[tuple[Kind, str, tuple[str, ...]], ...]] = (
     ),
     ("optimisation", "clipping", ("pg_clipfrac",)),
     ("optimisation", "entropy", ("entropy",)),
-    ("length", "length", ("response_length", "clip_ratio", "aborted_ratio")),
+    ("length", "length", ("response_length", "clip_ratio")),
     ("optimisation", "advantage", ("advantage_spread",)),
     ("optimisation", "reward", ("reward",)),
     ("optimisation", "validation", ("val_reward", "val_loss")),
     ("memory", "GPU memory", ("gpu_memory", "gpu_memory_allocated")),
     ("memory", "host memory", ("host_memory",)),
     ("speed", "speed", ("step_time", "throughput", "tokens", "mfu")),
-    ("availability", "rollouts", ("rollout_requests", "rollout_evicted")),
+    ("availability", "rollouts", ("rollout_requests", "rollout_evicted", "aborted_ratio")),
     ("availability", "trainer", ("heartbeat", "process")),
 )
 """In causal order, which decides where steps and times do not: a rate moves the gradient, the gradient the policy, the

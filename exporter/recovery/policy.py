@@ -21,7 +21,7 @@ DAY_SECONDS = 86_400.0
 
 _OF_TRAINING = (
     *("non_finite", "surge", "gradient_instability", "kl", "entropy", "response_length", "clipping"),
-    *("rollout_mismatch", "learning_rate", "dead_run"),
+    *("rollout_mismatch", "learning_rate", "dead_run", "level", "reward", "aborted_rollouts"),
 )
 _SEVERITIES = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 

@@ -60,6 +60,32 @@ def test_runs_and_incidents_are_listed(exporter: ExporterProcess) -> None:
     assert "grpo[bold]:non_finite:" in shown
 
 
+def test_incidents_that_belong_together_are_under_one_headline(exporter: ExporterProcess) -> None:
+    shown = cli(exporter, "incidents")[1].splitlines()
+    heads = [index for index, line in enumerate(shown) if line.startswith("Run grpo[bold], attempt 1, ")]
+    (head,) = heads
+    assert shown[head + 1].startswith("  critical since step 5: loss is NaN ")
+    assert shown[head + 1].endswith("; then grad_norm (6); 2 findings on 2 signals, confidence 1.00")
+    assert any(line.startswith("  likely cause: ") for line in shown)
+    assert sum(line.startswith("grpo[bold]:") for line in shown[head:]) >= 2
+    answer = exporter.get("/api/v1/incidents", Authorization="Bearer ope").json
+    (situation,) = answer["situations"]
+    assert {one["incident"] for one in situation["findings"]} == {it["id"] for it in answer["incidents"]}
+    assert exporter.get("/api/v1/runs/grpo%5Bbold%5D", Authorization="Bearer ope").json["situations"] == [situation]
+
+
+def test_what_belongs_together_is_acknowledged_together(tmp_path: Path) -> None:
+    with running(tmp_path) as exporter:
+        for step in (1, 2):
+            push(exporter, seq=step, steps=[Step(step=step, metrics={"actor/loss": "NaN", "actor/grad_norm": "NaN"})])
+        first, second = sorted(it["id"] for it in exporter.get("/api/v1/incidents").json["incidents"])
+        code, shown = cli(exporter, "acknowledge", second, "--together", "--who", "ada")
+        assert (code, shown) == (0, f"Incident {second} is acknowledged.\nIncident {first} is acknowledged.\n")
+        assert "attempt 1, acknowledged, " in cli(exporter, "incidents")[1]
+        code, shown = cli(exporter, "acknowledge", "nope", "--together")
+        assert (code, "There is no incident nope." in shown) == (1, True)
+
+
 def test_a_recovery_is_listed_shown_approved_once_and_audited(exporter: ExporterProcess) -> None:
     def waiting() -> str:
         found = exporter.get("/api/v1/recoveries", Authorization="Bearer ope").json["recoveries"]
@@ -184,9 +210,10 @@ def test_ids_are_shown_whole_in_a_narrow_terminal_and_in_a_pipe(exporter: Export
         shown = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True).stdout
         assert "grpo[bold]:non_finite:grad_norm:1 " in shown
         assert "…" not in shown
-        assert shown.count("since") == 2, "nothing of the sentence is cut off"
+        table = shown[shown.index("\nincident ") :].strip()
+        assert table.count("since") == 2, "nothing of the sentence is cut off"
         if width is None:
-            assert len(shown.splitlines()) == 3, "a heading, and a line for each incident"
+            assert len(table.splitlines()) == 3, "a heading, and a line for each incident"
 
 
 @pytest.mark.parametrize(("absent", "arguments"), [("typer", ["runs"]), ("typer", []), ("litestar", ["serve"])])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from exporter_scene import Scene
+import pytest
+from exporter_scene import Scene, Scripted, ScriptedLive
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -123,6 +126,65 @@ def test_a_severity_that_rises_moves_the_series(scene: Scene) -> None:
     assert [s.labels["severity"] for s in samples(scene, "verl_incident_open")] == ["warning"]
     scene.step(2, grad=500.0)
     assert [s.labels["severity"] for s in samples(scene, "verl_incident_open")] == ["critical"]
+
+
+class Stalls(ScriptedLive):
+    """Under the name of one whose findings hang together with others."""
+
+    name = "stalled_phase"
+
+
+@pytest.fixture
+def stalling(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path, detectors=lambda: Scripted(live=(Stalls(),)))
+    yield scene
+    scene.close()
+
+
+def situations_shown(scene: Scene) -> list[tuple[str, str]]:
+    found = samples(scene, "verl_situation_open")
+    return [(f"{s.labels['detector']}/{s.labels['signal']}", s.labels["severity"]) for s in found]
+
+
+def test_a_situation_is_one_series_under_the_name_of_its_first_finding_until_the_last_is_over(stalling: Scene) -> None:
+    scene = stalling
+    scene.step(1, grad=50.0)
+    assert situations_shown(scene) == [("scripted_step/grad_norm", "warning")]
+    scene.push(phase=PhaseReport(step=2, open=[OpenPhase(name="gen", seconds=2.0)]))
+    scene.tick(1.0, times=60)
+    assert len(samples(scene, "verl_incident_open")) == 2
+    assert situations_shown(scene) == [("scripted_step/grad_norm", "critical")]
+    onsets = samples(scene, "verl_incident_onset_step", situation="scripted_step/grad_norm")
+    assert {s.labels["signal"]: s.value for s in onsets} == {"grad_norm": 1, "gen": 2}
+    for step in range(2, 12):
+        scene.step(step)
+    assert situations_shown(scene) == [("scripted_step/grad_norm", "critical")], "its first finding is over, it is not"
+    scene.push(phase=PhaseReport(step=12, open=[]))
+    scene.tick(1.0, times=40)
+    assert situations_shown(scene) == []
+
+
+def test_what_is_left_of_an_attempt_that_is_over_makes_no_page_of_its_own(stalling: Scene) -> None:
+    scene = stalling
+    scene.step(1, grad=500.0)
+    scene.push(phase=PhaseReport(step=2, open=[OpenPhase(name="gen", seconds=100.0)]))
+    scene.tick()
+    assert situations_shown(scene) == [("scripted_step/grad_norm", "critical")]
+    scene.push(sender="sup", role="supervisor", attempt=2, events=[AttemptStarted(time=0.0, pid=2)])
+    assert situations_shown(scene) == [("scripted_step/grad_norm", "critical")]
+    scene.step(1, attempt=2, sender="trainer-2", grad=50.0)
+    assert situations_shown(scene) == [("scripted_step/grad_norm", "warning")]
+
+
+def test_after_a_restart_the_situations_are_the_same(stalling: Scene) -> None:
+    scene = stalling
+    scene.step(1, grad=50.0)
+    scene.push(phase=PhaseReport(step=2, open=[OpenPhase(name="gen", seconds=100.0)]))
+    scene.tick()
+    before = [samples(scene, name) for name in ("verl_situation_open", "verl_incident_onset_step")]
+    scene.restart()
+    assert [samples(scene, name) for name in ("verl_situation_open", "verl_incident_onset_step")] == before
+    assert before[0]
 
 
 def test_a_run_that_ended_leaves_after_the_grace_time_and_one_that_fell_silent_stays(scene: Scene) -> None:

@@ -57,6 +57,17 @@ def test_a_live_failure_does_not_spoil_the_weights_so_the_newest_verified_counts
     assert target_of(plan_for(checkpoint(40), checkpoint(49), checkpoint(50), onset=50, detector=detector)) == 50
 
 
+@pytest.mark.parametrize(("detector", "signal"), [("memory", "gpu_memory"), ("step_time", "step_time")])
+def test_a_run_that_has_been_slow_or_filling_up_for_long_loses_no_sound_checkpoint(detector: str, signal: str) -> None:
+    policy = RecoveryPolicy(mode="auto", triggers=(Trigger(detectors=(detector,)),))
+    found = incident(detector, signal, onset=20, step=50, confidence=1.0)
+    saved = (checkpoint(10), checkpoint(40), checkpoint(50), checkpoint(51))
+    facts = RunFacts(run_id=RUN, attempt=1, step=50, running=True, checkpoints=saved, incidents=(found,))
+    plan = make_plan(found, facts, [], policy, 1000.0)
+    assert isinstance(plan, Plan)
+    assert (target_of(plan), plan.onset) == (50, 20)
+
+
 def test_a_live_failure_beside_a_step_finding_keeps_the_stricter_limit() -> None:
     crash, nan = incident("trainer_exited", "process", onset=51), incident(onset=49)
     facts = RunFacts(

@@ -10,6 +10,7 @@ from msgspec import structs
 from recovery_scene import RUN, Scene, alert_of, incident
 
 from exporter.detectors.base import Severity
+from exporter.recovery.facts import OpenIncident
 from exporter.recovery.policy import RecoveryPolicy, Trigger
 
 
@@ -102,6 +103,88 @@ def test_the_same_signal_twice_is_no_agreement(scene: Scene) -> None:
     kl = incident("surge", "kl")
     scene.open(kl, replace(kl, id="again"))
     assert scene.alert(kl).outcome == "pending"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        incident("gradient_instability", "grad_norm"),
+        incident("surge", "grad_norm", id="again"),
+    ],
+)
+def test_one_signal_seen_by_two_detectors_is_no_agreement(scene: Scene, second: OpenIncident) -> None:
+    grad = incident("surge", "grad_norm")
+    scene.open(grad, second)
+    decision = scene.alert(grad)
+    assert decision.outcome == "pending"
+    assert "2 signals have to agree or one be certain; so far it is 1: surge on grad_norm" in decision.reason
+    assert scene.alert(second).outcome == "pending"
+    assert scene.engine.recoveries() == []
+    scene.open(incident("surge", "kl"))
+    scene.tick()
+    (recovery,) = scene.engine.recoveries()
+    assert len(recovery.incidents) >= 2
+
+
+@pytest.mark.parametrize(("one", "other"), [("kl", "ppo_kl"), ("loss", "pg_loss"), ("kl", "rollout_kl")])
+def test_two_signals_that_say_nearly_the_same_are_no_agreement(scene: Scene, one: str, other: str) -> None:
+    first = incident("surge", one)
+    scene.open(first, incident("surge", other))
+    assert scene.alert(first).outcome == "pending"
+
+
+def test_two_findings_that_cannot_come_of_one_fault_are_no_agreement(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(triggers=(Trigger(detectors=("surge", "memory")),))
+    kl = incident("surge", "kl")
+    scene.open(kl, incident("memory", "gpu_memory"))
+    assert scene.alert(kl).outcome == "pending"
+
+
+SITUATION = "surge/kl"
+
+
+def test_the_alert_of_a_situation_stands_for_what_is_left_of_it_when_its_first_finding_is_over(scene: Scene) -> None:
+    first = incident("surge", "kl", situation=SITUATION)
+    scene.open(*(incident("surge", s, situation=SITUATION) for s in ("grad_norm", "entropy")))
+    assert scene.alert(first).outcome == "planned"
+    (recovery,) = scene.engine.recoveries()
+    assert {i["signal"] for i in recovery.incidents} == {"grad_norm", "entropy"}
+
+
+def test_the_alert_of_a_situation_that_became_worse_is_judged_by_the_finding_that_did(scene: Scene) -> None:
+    mild = incident("surge", "kl", severity=Severity.WARNING, situation=SITUATION)
+    scene.open(mild, incident(situation=SITUATION))
+    assert scene.alert(mild).outcome == "planned"
+
+
+def test_an_alert_does_not_stand_for_another_situation(scene: Scene) -> None:
+    scene.open(incident("surge", "kl", severity=Severity.WARNING, situation=SITUATION), incident(situation="other/one"))
+    decision = scene.alert(incident("surge", "kl"))
+    assert (decision.outcome, scene.engine.recoveries()) == ("refused", [])
+    assert "trigger nothing" in decision.reason
+
+
+def test_a_finding_that_joins_a_situation_joins_its_recovery_with_the_repeat_of_the_alert(scene: Scene) -> None:
+    first = incident(situation="non_finite/loss")
+    recovery = scene.fail_with(first)
+    scene.report(recovery, "accepted", "stopping")
+    scene.open(incident("surge", "kl", situation="non_finite/loss"))
+    scene.now += 60
+    assert scene.alert(first).outcome == "attached"
+    assert {i["signal"] for i in scene.recovery(recovery.id).incidents} == {"loss", "kl"}
+    assert scene.alert(first).outcome == "duplicate"
+    assert len(scene.engine.recoveries()) == 1
+
+
+def test_a_finding_that_joins_after_a_recovery_failed_is_answered_afresh_and_once(scene: Scene) -> None:
+    first = incident(situation="non_finite/loss")
+    scene.report(scene.fail_with(first), "failed", detail="no permission")
+    scene.now += 10_000
+    assert scene.alert(first).outcome == "duplicate"
+    scene.open(incident("surge", "kl", situation="non_finite/loss"))
+    assert scene.alert(first).outcome == "planned"
+    assert scene.alert(first).outcome == "duplicate"
+    assert len(scene.engine.recoveries()) == 2
 
 
 def test_an_alert_that_waits_is_dropped_when_its_incident_is_over(scene: Scene) -> None:

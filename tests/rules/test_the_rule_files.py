@@ -127,14 +127,14 @@ def alerts_of(detector: str, severity: str) -> list[dict[str, Any]]:
     return own
 
 
-@pytest.mark.parametrize("detector", (*NAMES, "one_that_is_new"))
+@pytest.mark.parametrize("detector", [*NAMES, "one_that_is_new"])
 def test_every_detector_has_one_page_that_may_trigger_a_recovery_without_delay(detector: str) -> None:
     (page,) = alerts_of(detector, "critical")
     assert page["labels"] == {"severity": "critical", "action": "rollback"}
     assert "for" not in page
 
 
-@pytest.mark.parametrize("detector", (*NAMES, "one_that_is_new"))
+@pytest.mark.parametrize("detector", [*NAMES, "one_that_is_new"])
 def test_every_detector_has_one_ticket_without_action_and_delay(detector: str) -> None:
     (ticket,) = alerts_of(detector, "warning")
     assert ticket["labels"] == {"severity": "warning"}
