@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -178,3 +180,68 @@ def test_manual_pages_at_the_manuals_thresholds(
 )
 def test_manual_says_nothing_short_of_them(signals: dict[str, float]) -> None:
     assert manual([(41, signals), (42, {"step_time": 31.0}), (43, {"step_time": 31.0})]) == []
+
+
+def wave(step: int) -> float:
+    return math.sin(step * 1.7) + 0.7 * math.sin(step * 2.9)
+
+
+def ramp(step: int, steps: int, first: int = 100) -> float:
+    """From 0 to 1 over so many steps."""
+    return min(1.0, max(0.0, (step - first) / steps))
+
+
+Change = Callable[[int, dict[str, float]], dict[str, float]]
+CHANGES: dict[str, tuple[str, Change]] = {
+    "entropy doubles": ("entropy", lambda step, usual: {"entropy": usual["entropy"] * (1 + 1.2 * ramp(step, 15))}),
+    "answers get 1.8 times as long": (
+        "response_length",
+        lambda step, _: {
+            "response_length": 800 * (1 + 0.05 * wave(step)) * (1 + 0.8 * ramp(step, 20)),
+            "clip_ratio": 0.02 + 0.3 * ramp(step, 20),
+        },
+    ),
+    "half of the answers are cut": (
+        "clipping",
+        lambda step, _: {"clip_ratio": 0.1 + 0.02 * wave(step) + 0.4 * ramp(step, 10)},
+    ),
+    "steps take 1.7 times as long": (
+        "step_time",
+        lambda step, _: {
+            "step_time": 30 * (1.7 if step > 100 else 1.0) * (1 + 0.04 * wave(step)),
+            "tokens": 1e5 * (1 + 0.04 * wave(step)),
+            "response_length": 800.0,
+        },
+    ),
+    "KL grows from 0.005 to 0.05": (
+        "kl",
+        lambda step, _: {"kl": 0.005 * (1 + 0.1 * wave(step)) * (1 + 9 * ramp(step, 12))},
+    ),
+    "eight steps without a gradient": (
+        "dead_run",
+        lambda step, _: {"grad_norm": 0.0, "advantage_spread": 0.0} if 100 < step <= 108 else {"advantage_spread": 2.0},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "pages", "does_not"),
+    [
+        ("entropy doubles", ("grpo", "ppo"), ("dapo", "sft")),
+        ("answers get 1.8 times as long", ("grpo", "ppo"), ("dapo", "sft")),
+        ("half of the answers are cut", ("grpo", "ppo"), ("dapo", "sft")),
+        ("steps take 1.7 times as long", ("grpo", "ppo", "sft"), ("dapo",)),
+        ("KL grows from 0.005 to 0.05", ("grpo", "dapo"), ("ppo", "sft")),
+        ("eight steps without a gradient", ("ppo", "dapo", "sft"), ("grpo",)),
+    ],
+)
+def test_what_is_a_failure_of_one_kind_of_training_is_healthy_in_another(
+    change: str, pages: tuple[str, ...], does_not: tuple[str, ...]
+) -> None:
+    detector, changed = CHANGES[change]
+    steps = [(step, usual | changed(step, usual)) for step, usual in healthy(160)]
+    found = {}
+    for preset in (*pages, *does_not):
+        said = watch(build_detectors(preset=preset).step, steps)
+        found[preset] = any(v.detector == detector and v.severity is Severity.CRITICAL for v in said)
+    assert found == dict.fromkeys(pages, True) | dict.fromkeys(does_not, False)
