@@ -112,7 +112,10 @@ def test_each_run_has_detectors_of_its_own() -> None:
 
 @pytest.mark.parametrize("before", PRESETS)
 def test_a_restart_under_another_preset_takes_over_what_fits(before: str) -> None:
-    options = {"surge": {"window": 40, "n": 9, "k": 4}, "fixed_limits": {"kl_above": 0.1, "n": 20, "window": 60}}
+    options: dict[str, dict[str, Any]] = {
+        "surge": {"window": 40, "n": 9, "k": 4},
+        "fixed_limits": {"kl_above": 0.1, "n": 20, "window": 60},
+    }
     old = build_detectors(options, preset=before)
     steps = healthy(90)
     watch(old.step, steps[:50])
