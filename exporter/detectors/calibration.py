@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,8 +37,8 @@ SERIES: Final = 40
 """Statistics of a run that may page, about: the detectors' tables together."""
 WEEK: Final = 7 * 86_400.0
 USUAL_STEP_SECONDS: Final = 60.0
-WARNINGS_PER_PAGE: Final = 20.0
-"""A warning costs a twentieth of a page: nobody is woken."""
+WARNINGS_PER_PAGE: Final = 100.0
+"""A warning costs a hundredth of a page: nobody is woken."""
 MOST: Final = 8.0
 _GUMBEL_MEAN: Final = 0.5772156649015329
 _GUMBEL_SD: Final = math.pi / math.sqrt(6.0)
@@ -47,11 +48,11 @@ _GUMBEL_SD: Final = math.pi / math.sqrt(6.0)
 class Budget:
     """What a user accepts. ``pages_per_week``: pages that a week of a healthy run may cost, all detectors together.
 
-    >>> round(Budget(0.5).rarity(), 1), round(Budget(50).rarity(), 1)
-    (10.6, 6.0)
+    >>> round(Budget(1.0).rarity(), 1), round(Budget(50).rarity(), 1)
+    (9.9, 6.0)
     """
 
-    pages_per_week: float = 0.5
+    pages_per_week: float = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.pages_per_week, bool) or not 0.001 <= self.pages_per_week <= 1000:
@@ -63,66 +64,87 @@ class Budget:
 
 
 class BlockMaxima:
-    """What is usual for the largest value of a statistic in a block of steps.
+    """What is usual for the largest values of some statistics in a block of steps.
 
-    ``location``, ``scale``: the prior's, in the statistic's unit.
+    ``count``: statistics. ``location``, ``scale``: the prior's, in the statistics' unit.
 
-    >>> usual = BlockMaxima(2.0, 0.5)
-    >>> round(usual.quantile(10.0), 1)
+    >>> usual = BlockMaxima(1, 2.0, 0.5)
+    >>> round(usual.quantile(0, 10.0), 1)
     7.0
     >>> for step in range(2000):
-    ...     usual.push(1.0 + (step % 40 == 0))
-    >>> round(usual.quantile(10.0), 1)
+    ...     usual.push([1.0 + (step % 40 == 0)])
+    >>> round(usual.quantile(0, 10.0), 1)
     5.6
     """
 
-    __slots__ = ("_count", "_in_block", "_largest", "_location", "_mean", "_scale", "_square", "_waiting")
+    __slots__ = ("_fits", "_in_block", "_largest", "_moments", "_seen", "_waiting")
 
-    def __init__(self, location: float, scale: float) -> None:
-        self._waiting: deque[float] = deque()
+    def __init__(self, count: int, location: float, scale: float) -> None:
+        self._waiting: deque[list[float]] = deque()
         self._in_block = 0
-        self._largest = 0.0
-        self._count = PRIOR_BLOCKS
-        self._mean = location + _GUMBEL_MEAN * scale
-        self._square = (_GUMBEL_SD * scale) ** 2 + self._mean**2
-        self._fit()
+        self._largest = [0.0] * count
+        self._seen = PRIOR_BLOCKS
+        mean = location + _GUMBEL_MEAN * scale
+        self._moments = [(mean, (_GUMBEL_SD * scale) ** 2 + mean**2)] * count
+        self._fits = [_fit(*moments) for moments in self._moments]
 
-    def _fit(self) -> None:
-        self._scale = math.sqrt(max(self._square - self._mean**2, 1e-12)) / _GUMBEL_SD
-        self._location = self._mean - _GUMBEL_MEAN * self._scale
-
-    def push(self, statistic: float) -> None:
-        """Take the statistic of a step; far more than was usual so far counts as :data:`MOST` scales beyond it."""
-        if statistic > self._largest:
-            self._largest = min(statistic, self._location + MOST * self._scale)
+    def push(self, statistics: Sequence[float]) -> None:
+        """Take the statistics of a step; far more than was usual so far counts as ``MOST`` scales beyond it."""
+        largest = self._largest
+        for place, value in enumerate(statistics):
+            if value > largest[place]:
+                location, scale = self._fits[place]
+                largest[place] = min(value, location + MOST * scale)
         self._in_block += 1
-        if self._in_block < BLOCK:
-            return
+        if self._in_block >= BLOCK:
+            self._end_block()
+
+    def _end_block(self) -> None:
         self._waiting.append(self._largest)
-        self._in_block, self._largest = 0, 0.0
-        if len(self._waiting) > DELAY:
-            largest = self._waiting.popleft()
-            self._count = min(self._count + 1.0, MEMORY)
-            self._mean += (largest - self._mean) / self._count
-            self._square += (largest * largest - self._square) / self._count
-            self._fit()
+        self._largest, self._in_block = [0.0] * len(self._largest), 0
+        if len(self._waiting) <= DELAY:
+            return
+        self._seen = min(self._seen + 1.0, MEMORY)
+        for place, value in enumerate(self._waiting.popleft()):
+            mean, square = self._moments[place]
+            mean += (value - mean) / self._seen
+            square += (value * value - square) / self._seen
+            self._moments[place] = (mean, square)
+            self._fits[place] = _fit(mean, square)
 
-    def found(self) -> None:
-        """A finding holds: the newest blocks are part of it, and nothing is learned from them."""
-        if self._waiting or self._in_block:
-            self._waiting.clear()
-            self._in_block, self._largest = 0, 0.0
+    def found(self, places: Iterable[int]) -> None:
+        """A finding of these statistics holds: the newest blocks are part of it, and nothing is learned from them."""
+        for place in places:
+            location = self._fits[place][0]
+            self._largest[place] = 0.0
+            for block in self._waiting:
+                block[place] = min(block[place], location)
 
-    def quantile(self, rarity: float) -> float:
+    def restart(self) -> None:
+        """What waits to be learned is of another attempt."""
+        self._waiting.clear()
+        self._largest, self._in_block = [0.0] * len(self._largest), 0
+
+    def quantile(self, place: int, rarity: float) -> float:
         """The value that a healthy block's maximum exceeds with probability ``exp(-rarity)``."""
-        return self._location + rarity * self._scale
+        location, scale = self._fits[place]
+        return location + rarity * scale
 
     def state(self) -> list[Any]:
         """Plain data, for :meth:`load`."""
-        return [list(self._waiting), self._in_block, self._largest, self._count, self._mean, self._square]
+        moments = [list(pair) for pair in self._moments]
+        return [[list(block) for block in self._waiting], self._in_block, list(self._largest), self._seen, moments]
 
     def load(self, state: Any) -> None:
         """Take over what :meth:`state` gave."""
-        waiting, self._in_block, self._largest, self._count, self._mean, self._square = state
-        self._waiting = deque(float(value) for value in waiting)
-        self._fit()
+        waiting, self._in_block, largest, self._seen, moments = state
+        self._waiting = deque([float(value) for value in block] for block in waiting)
+        self._largest = [float(value) for value in largest]
+        self._moments = [(float(mean), float(square)) for mean, square in moments]
+        self._fits = [_fit(*pair) for pair in self._moments]
+
+
+def _fit(mean: float, square: float) -> tuple[float, float]:
+    """Location and scale of the Gumbel distribution with these moments."""
+    scale = math.sqrt(max(square - mean * mean, 1e-12)) / _GUMBEL_SD
+    return mean - _GUMBEL_MEAN * scale, scale

@@ -11,7 +11,8 @@ Changes are taken of the logarithm of entropy plus 0.01 nats: below that a polic
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
 Reference: for collapse as the end of exploration and of learning: G. Cui et al., The Entropy Mechanism of
-Reinforcement Learning for Reasoning Language Models, 2025; the test: see :mod:`exporter.detectors.shift`."""
+Reinforcement Learning for Reasoning Language Models, 2025; the test: see :mod:`exporter.detectors.shift`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ from exporter.detectors.shifting import CLEAR, LINEAR, Series, ShiftDetector, Wa
 
 SLOW = 30
 """Steps from which on a fall may be the price of learning."""
+EARLY = 100
+"""First steps of an attempt."""
+RISING = 2.0
+"""Units of noise from which on the reward counts as rising while entropy falls: both move in a run that learns."""
 _DECIDED = 0.01
 _LR = "actor_rollout_ref.actor.optim.lr: lower it"
 
@@ -35,8 +40,8 @@ class Entropy(ShiftDetector):
     from which the usual noise is taken. ``warmup``: steps of an attempt before anything is judged.
 
     >>> detector = Entropy()
-    >>> for step in range(1, 101):
-    ...     entropy = (0.50 + step % 5 / 100) * (0.9 ** (step - 80) if step > 80 else 1.0)
+    >>> for step in range(1, 161):
+    ...     entropy = (0.50 + step % 5 / 100) * (0.9 ** (step - 140) if step > 140 else 1.0)
     ...     for v in detector.observe(StepSample(step, 1, 0.0, {"entropy": entropy})):
     ...         if v.severity is Severity.CRITICAL:
     ...             print(step, "since", v.onset, "at", v.forecast.limit, "in", round(v.forecast.steps), "steps")
@@ -44,7 +49,7 @@ class Entropy(ShiftDetector):
     ...     else:
     ...         continue
     ...     break
-    88 since 81 at 0.02 in 21 steps
+    148 since 141 at 0.02 in 21 steps
     """
 
     name = "entropy"
@@ -105,14 +110,18 @@ class Entropy(ShiftDetector):
         )
 
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
-        """While the reward rises, a rise is a note, and a fall over some dozens of steps no page.
+        """While the reward rises, a rise is a note, and a fall no page unless it is twice as large as one has to be.
 
-        A fall over more than that pages only where the reward falls, too.
+        Nor is it early in an attempt, where entropy falls fastest. A slow fall pages only where the reward falls, too.
         """
-        reward = self.drift(1)
+        reward = self.drift(1, change)
         if watch.rising:
             return Severity.INFO if reward > CLEAR else severity
-        allowed = reward < -CLEAR if change.length > SLOW else reward < CLEAR or change.length < SLOW
+        if change.length > SLOW:
+            allowed = reward < -CLEAR
+        else:
+            usual = reward > RISING or self.age(watch) < EARLY
+            allowed = not usual or reward < -CLEAR or -change.size > 2.0 * watch.page
         return severity if allowed else min(severity, Severity.WARNING)
 
     def forecast(self, place: int, watch: Watch, sample: StepSample) -> Forecast | None:

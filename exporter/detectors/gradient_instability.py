@@ -6,7 +6,7 @@ under judgement, as the larger of twice its median and its 90th percentile; what
 but the k-th largest of the last n, so that most of them must be large; and the effect must be ``factor``, not just
 significant. A heavy-tailed but healthy gradient has a 90th percentile to match.
 
-Score: the k-th largest of the last n spreads over the usual; threshold ``factor`` for a page, four fifths of it for a
+Score: the k-th largest of the last n spreads over the usual; threshold ``factor`` for a page, 85 % of it for a
 warning.
 
 Reference: the k-of-n rule of Western Electric (Statistical Quality Control Handbook, 1956), on moving ranges as in W.
@@ -29,7 +29,7 @@ SIGNAL = "grad_norm"
 SPREAD_STEPS = 3
 LEAST = 15
 """Spreads that the window must hold before anything is judged."""
-WARNING_SHARE = 0.8
+WARNING_SHARE = 0.85
 LARGEST_RATIO = 1e12
 
 
@@ -50,8 +50,8 @@ class GradientInstability:
 
     name = "gradient_instability"
 
-    def __init__(self, *, factor: float = 2.0, k: int = 7, n: int = 10, window: int = 100) -> None:
-        more_than(self.name, "factor", factor, 1.25)
+    def __init__(self, *, factor: float = 1.4, k: int = 7, n: int = 10, window: int = 100) -> None:
+        more_than(self.name, "factor", factor, 1.0)
         at_least(self.name, "k", k, 4, whole=True)
         at_least(self.name, "n", n, 4, whole=True)
         at_most(self.name, "k", k, n, "n")

@@ -8,7 +8,8 @@ policy has learned to be brief.
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
 Reference: for growth without gain: Z. Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025;
-the test: see :mod:`exporter.detectors.shift`."""
+the test: see :mod:`exporter.detectors.shift`.
+"""
 
 from __future__ import annotations
 
@@ -98,9 +99,9 @@ class ResponseLength(ShiftDetector):
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
         """Hear the clip ratio of a growth, and the reward of a fall."""
         if not watch.rising:
-            return Severity.INFO if self.drift(2) > CLEAR else severity
+            return Severity.INFO if self.drift(2, change) > CLEAR else severity
         cut = sample.signals.get("clip_ratio")
-        if cut is None or cut >= CUT or self.drift(1) > CLEAR:
+        if cut is None or cut >= CUT or self.drift(1, change) > CLEAR:
             return severity
         return min(severity, Severity.WARNING)
 

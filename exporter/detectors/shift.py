@@ -15,7 +15,8 @@ find small changes, short ones find large changes soon. Three things make that f
 Used by the detectors of single signals (entropy, KL, response length, reward and so on).
 
 Reference: moving-sum (MOSUM) tests for a change of level: P. Bauer and P. Hackl, The use of MOSUMs for quality
-control, Technometrics 20, 1978; with Huber's clipping (P. J. Huber, Robust Statistics, 1981)."""
+control, Technometrics 20, 1978; with Huber's clipping (P. J. Huber, Robust Statistics, 1981).
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class Shift:
     """One series. Values come transformed already (logarithms, say).
 
     ``least_noise``: noise below this is taken for this much, in the unit of the values. ``window``: values from which
-    noise and median are taken. ``warmup``: values before anything is judged.
+    noise and median are taken. ``warmup``: values before anything is judged. ``lengths``: steps of the newest
+    mean, some of :data:`LENGTHS`. ``inflation``: of the noise, for values that are made of overlapping steps.
 
     >>> series = Shift(least_noise=0.01)
     >>> for step in range(1, 101):
@@ -83,7 +85,7 @@ class Shift:
     ...     if change is not None:
     ...         print(step, round(change.size, 1), "over", change.length, "steps, since", series.onset(change))
     ...         break
-    84 0.9 over 5 steps, since 81
+    83 0.9 over 5 steps, since 81
     """
 
     __slots__ = (
@@ -92,11 +94,15 @@ class Shift:
         "_clipped",
         "_count",
         "_highest",
+        "_inflation",
+        "_jumps",
         "_least",
+        "_lengths",
         "_lowest",
         "_middle",
         "_noise",
         "_past",
+        "_reach",
         "_steps",
         "_sums",
         "_usual",
@@ -104,15 +110,24 @@ class Shift:
         "_warmup",
     )
 
-    def __init__(self, *, least_noise: float, window: int = 100, warmup: int = 15) -> None:
-        self._least, self._warmup = least_noise, warmup
-        self._past = SortedWindow(window)
-        self._usual = (BlockMaxima(*PRIOR), BlockMaxima(*PRIOR))  # of falls, of rises
+    def __init__(
+        self,
+        *,
+        least_noise: float,
+        window: int = 100,
+        warmup: int = 15,
+        lengths: tuple[int, ...] = LENGTHS,
+        inflation: float = 1.0,
+    ) -> None:
+        self._least, self._warmup, self._lengths, self._inflation = least_noise, warmup, lengths, inflation
+        self._past, self._jumps = SortedWindow(window), SortedWindow(window)
+        self._usual = BlockMaxima(2 * len(lengths), *PRIOR)  # falls by length, then rises
         self.restart()
 
     def restart(self) -> None:
         """Forget the level, and keep what is known of how much this run's level moves."""
         self._past.clear()
+        self._jumps.clear()
         self._values = array("d")
         self._clipped = array("d")
         self._steps = array("q")
@@ -121,9 +136,8 @@ class Shift:
         self._count = 0
         self._changes: list[tuple[float, int, int]] = []  # in units of its noise, newest steps, steps before
         self._highest = self._lowest = 0.0  # of the changes
-        self._middle = self._noise = 0.0  # of the window, as last measured
-        for usual in self._usual:
-            usual.found()
+        self._middle = self._reach = self._noise = 0.0  # of the window, as last measured
+        self._usual.restart()
 
     @property
     def last_step(self) -> int:
@@ -141,33 +155,40 @@ class Shift:
         if count % MEASURED == 0 or count <= UNSETTLED:
             self._measure()
         if self._noise:
-            reach = CLIP * self._noise
-            value = min(max(value, self._middle - reach), self._middle + reach)
+            value = min(max(value, self._middle - self._reach), self._middle + self._reach)
         clipped.append(value)
         self._sums.append(self._sums[-1] + value)
         until = len(clipped) - (LAG if count > 3 * LAG else count // 3)
         while self._admitted < until:
-            past.push(clipped[self._admitted])
+            admitted = clipped[self._admitted]
+            past.push(admitted)
+            if self._admitted:
+                self._jumps.push(abs(admitted - clipped[self._admitted - 1]))
             self._admitted += 1
         if count > self._warmup and self._noise:
             self._compare()
 
     def _measure(self) -> None:
-        """Median of the window, and its standard deviation by quartiles or by outer deciles, whichever is more."""
-        past = self._past
-        if len(past) < 5:
+        """Median of the window, how far values may lie from it, and the noise.
+
+        Noise is taken from the jumps between neighbours, so that a trend, or the fault itself, is none.
+        """
+        past, jumps = self._past, self._jumps
+        if len(jumps) < 5:
             return
         self._middle = past.median()
-        middle = (past.quantile(0.75) - past.quantile(0.25)) / 1.349
-        outer = (past.quantile(0.9) - past.quantile(0.1)) / 2.563
-        self._noise = max(middle, outer, self._least, 1e-6 * abs(self._middle))
+        noise = self._inflation * max(jumps.median() / 0.954, jumps.quantile(0.8) / 1.812)
+        self._noise = max(noise, self._least, 1e-6 * abs(self._middle))
+        quartiles = (past.quantile(0.75) - past.quantile(0.25)) / 1.349
+        deciles = (past.quantile(0.9) - past.quantile(0.1)) / 2.563
+        self._reach = CLIP * max(quartiles, deciles, self._noise)
 
     def _compare(self) -> None:
         sums, total, noise = self._sums, len(self._clipped), self._noise
         newest = sums[total]
         changes = []
         highest = lowest = 0.0
-        for length in LENGTHS:
+        for length in self._lengths:
             before = max(BEFORE, length)
             if total - length < before:
                 before = total - length
@@ -182,27 +203,20 @@ class Shift:
             elif ratio < lowest:
                 lowest = ratio
         self._changes, self._highest, self._lowest = changes, highest, lowest
-        falls, rises = self._usual
-        falls.push(-lowest)
-        rises.push(highest)
-
-    def asked(self, *, rising: bool, rarity: float) -> float:
-        """Units of noise that a change must exceed."""
-        unsettled = max(0, UNSETTLED - self._count) / UNSETTLED
-        return self._usual[rising].quantile(rarity) * (1.0 + 0.5 * unsettled)
+        rises = [ratio for ratio, _, _ in changes] + [0.0] * (len(self._lengths) - len(changes))
+        self._usual.push([*(-ratio for ratio in rises), *rises])
 
     def change(self, *, rising: bool, least: float, rarity: float) -> Change | None:
         """The clearest change of at least ``least`` that is beyond what the run has shown; ``rarity``: of a finding."""
-        extreme = self._highest if rising else -self._lowest
-        if extreme < FEWEST:
+        if (self._highest if rising else -self._lowest) < FEWEST:
             return None
-        asked = self.asked(rising=rising, rarity=rarity)
-        if extreme <= asked:
-            return None
-        sign = 1.0 if rising else -1.0
+        unsettled = 1.0 + 0.5 * max(0, UNSETTLED - self._count) / UNSETTLED
+        sign, first = (1.0, len(self._lengths)) if rising else (-1.0, 0)
         best: Change | None = None
-        for ratio, length, before in self._changes:
-            score = sign * ratio / asked
+        for place, (ratio, length, before) in enumerate(self._changes, start=first):
+            if sign * ratio < FEWEST:
+                continue
+            score = sign * ratio / max(unsettled * self._usual.quantile(place, rarity), FEWEST)
             if score > 1.0 and (best is None or score > best.score):
                 change = self._measured(length, before, score)
                 if sign * change.size >= least:
@@ -214,13 +228,24 @@ class Shift:
         now, then = median(self._values[start:]), median(self._values[start - before : start])
         return Change(now - then, then, now, length, score)
 
-    def drift(self) -> float:
-        """How the series moves, in units of the noise of its means: the change that is furthest from 0."""
-        return self._highest if self._highest > -self._lowest else self._lowest
+    @property
+    def count(self) -> int:
+        """Values since the start of the attempt."""
+        return self._count
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a single value, as last measured; 0 where not known yet."""
+        return self._noise
+
+    def drift(self, length: int) -> float:
+        """How the newest ``length`` steps (of :data:`LENGTHS`) have moved, in units of noise; 0 where not known."""
+        return next((ratio for ratio, steps, _ in self._changes if steps == length), 0.0)
 
     def found(self, *, rising: bool) -> None:
         """A finding holds: what the newest steps show is not what is usual."""
-        self._usual[rising].found()
+        count = len(self._lengths)
+        self._usual.found(range(count, 2 * count) if rising else range(count))
 
     def onset(self, change: Change) -> int:
         """First step of a change, estimated: where the values have left the old level by a quarter of the way.
@@ -248,7 +273,7 @@ class Shift:
         """What is expected of the next value: median, and where the unusual begins below and above."""
         if self._count <= self._warmup or not self._noise:
             return None
-        reach = _BAND * self._noise
+        reach = _BAND / CLIP * self._reach
         return self._middle, self._middle - reach, self._middle + reach
 
     def _shorten(self) -> None:
@@ -276,15 +301,17 @@ class Shift:
             "count": self._count,
             "changes": [list(change) for change in self._changes],
             "extremes": [self._highest, self._lowest],
-            "noise": [self._middle, self._noise],
-            "usual": [usual.state() for usual in self._usual],
+            "noise": [self._middle, self._reach, self._noise],
+            "jumps": list(self._jumps),
+            "usual": self._usual.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` gave."""
-        self._past.clear()
-        for value in state["past"]:
-            self._past.push(float(value))
+        for window, kept in ((self._past, state["past"]), (self._jumps, state["jumps"])):
+            window.clear()
+            for value in kept:
+                window.push(float(value))
         self._values = array("d", state["values"])
         self._clipped = array("d", state["clipped"])
         self._steps = array("q", state["steps"])
@@ -292,6 +319,5 @@ class Shift:
         self._admitted, self._count = state["admitted"], state["count"]
         self._changes = [(float(ratio), int(length), int(before)) for ratio, length, before in state["changes"]]
         self._highest, self._lowest = state["extremes"]
-        self._middle, self._noise = state["noise"]
-        for usual, kept in zip(self._usual, state["usual"], strict=True):
-            usual.load(kept)
+        self._middle, self._reach, self._noise = state["noise"]
+        self._usual.load(state["usual"])

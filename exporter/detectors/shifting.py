@@ -3,7 +3,7 @@
 Each is a table (:class:`Series`, :class:`Watch`) over :class:`exporter.detectors.shift.Shift`, and a word on what else
 has to be so for a page. A change pages when it is larger than ``page`` and beyond what the run itself has shown (by the
 budget of pages), at two steps in a row; it is a warning when it is larger than ``warn`` and beyond a bound that a
-healthy run crosses twenty times as often.
+healthy run crosses a hundred times as often.
 
 Score: the change over what the run's own past and the budget ask for; threshold 1.
 """
@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from exporter.detectors.base import Expectation, Forecast, Severity, StepSample, Verdict
 from exporter.detectors.calibration import USUAL_STEP_SECONDS, WARNINGS_PER_PAGE, Budget
 from exporter.detectors.options import at_least, at_most, more_than
-from exporter.detectors.shift import Change, Shift
+from exporter.detectors.shift import LENGTHS, Change, Shift
 from exporter.detectors.trend import arrival, theil_sen
 
 HOLD: Final = 2
 """Steps in a row at which a change must be seen."""
+NOISY_WARNING: Final = 0.6
+"""Share of a page's size that makes a warning where sizes are told in noise alone."""
 CLEAR: Final = 3.0
 """Units of noise from which on another signal counts as moving."""
 LEAST_STEPS: Final = 6
@@ -78,6 +80,8 @@ class Watch:
     """What it is called in the summary: ``fell``, ``rose``."""
     meaning: str
     advice: tuple[str, ...]
+    noises: float = 0.0
+    """A page must also be this many times the noise of a single value, a warning its share of that."""
     before: int = 0
     """Steps by which the cause comes before the step that shows it."""
 
@@ -85,7 +89,7 @@ class Watch:
 class ShiftDetector:
     """Base of the detectors of single signals. A subclass gives its name and its tables."""
 
-    name: ClassVar[str] = ""
+    name: str = ""
 
     def __init__(
         self, series: Sequence[Series], watches: Sequence[Watch], *, budget: Budget | None, window: int, warmup: int
@@ -142,12 +146,14 @@ class ShiftDetector:
 
     def _judge(self, place: int, watch: Watch, sample: StepSample) -> Verdict | None:
         shift, held = self._shifts[watch.series], self._held[place]
-        warning = shift.change(rising=watch.rising, least=watch.warn, rarity=self._rarity - _LESS_RARE)
+        least = watch.noises * shift.noise
+        warn = max(watch.warn, least * (watch.warn / watch.page if watch.page > 0.0 else NOISY_WARNING))
+        warning = shift.change(rising=watch.rising, least=warn, rarity=self._rarity - _LESS_RARE)
         if warning is None:
             held[0] = held[1] = 0
             self._onsets[place] = None
             return None
-        page = shift.change(rising=watch.rising, least=watch.page, rarity=self._rarity)
+        page = shift.change(rising=watch.rising, least=max(watch.page, least), rarity=self._rarity)
         held[0] = held[0] + 1 if page is not None else 0
         held[1] += 1
         if held[1] < HOLD:
@@ -183,9 +189,16 @@ class ShiftDetector:
         seconds = when.steps * math.exp(self._pace) if self._paced else None
         return Forecast(limit, when.steps, seconds, (when.early, when.late))
 
-    def drift(self, series: int) -> float:
-        """How a series moves, in units of noise; beyond :data:`CLEAR`, or below its negative, it clearly does."""
-        return self._shifts[series].drift()
+    def drift(self, series: int, change: Change) -> float:
+        """How a series moves while another does, in units of noise; beyond :data:`CLEAR`, or its negative, clearly.
+
+        A short change is compared with the move over some dozens of steps: no other is clear.
+        """
+        return self._shifts[series].drift(max(change.length, LENGTHS[2]))
+
+    def age(self, watch: Watch) -> int:
+        """Steps of this attempt that its series has seen."""
+        return self._shifts[watch.series].count
 
     def level(self, series: int) -> tuple[float, float, float] | None:
         """Median of a series and where the unusual begins, in the signal's unit."""

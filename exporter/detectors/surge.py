@@ -8,15 +8,16 @@ above ``factor`` times the yardstick, three times the median, and an absolute fl
 whatever its ratio to the step before.
 
 One high step is noted, two of five are a warning, three of five are a page, and so are two in a row above
-``fast_factor``. A high value that was alone enters the window as it is, so that a signal that spikes by nature is soon
-known to; the others enter clipped at ``factor`` times the yardstick, so that a new level that lasts is accepted after
-some dozens of steps. Entropy is watched downwards too, by its reciprocal.
+``fast_factor`` of which the second is higher still: a spike that heals is on its way down by then. A high value that
+was alone enters the window as it is, so that a signal that spikes by nature is soon known to; the others enter
+clipped at ``factor`` times the yardstick, so that a new level that lasts is accepted after some dozens of steps.
+Entropy is watched downwards too, by its reciprocal.
 
-Score: the k-th largest ratio to the yardstick within the last n steps (the smaller of two for the fast rule); threshold
-``factor`` (``fast_factor``).
+Score: the k-th largest ratio to the yardstick within the last n steps (the smaller of two for the fast rule);
+threshold ``factor`` (``fast_factor``).
 
-Reference: Hampel's identifier (F. R. Hampel, The influence curve and its role in robust estimation, JASA 69, 1974) for
-the comparison with a rolling median, with an order statistic as the scale (H. A. David and H. N. Nagaraja, Order
+Reference: Hampel's identifier (F. R. Hampel, The influence curve and its role in robust estimation, JASA 69, 1974)
+for the comparison with a rolling median, with an order statistic as the scale (H. A. David and H. N. Nagaraja, Order
 Statistics, 2003) and the k-of-n rule of Western Electric (Statistical Quality Control Handbook, 1956).
 """
 
@@ -40,6 +41,8 @@ FULL = 30
 """Below this many values in the window the ratio that counts as high is larger, up to three times as large."""
 TINY = 1e-9
 LARGEST_RATIO = 1e12
+GROWING = 1.3
+"""Times the step before that count as growth where only two steps are known."""
 SIGNED = frozenset({"loss", "kl", "ppo_kl"})
 """Signals that may be below 0 in a healthy run; only their magnitude is judged."""
 SIGN_MEMORY = 0.1
@@ -50,7 +53,7 @@ class Surge:
     """A signal far outside its recent range for several steps.
 
     ``factor``: times the yardstick from which on a step is high. ``fast_factor``: the same for the rule that needs
-    only two steps. ``k``, ``n``: high steps of the last n that make a page. ``window``: steps remembered. ``warmup``:
+    only two steps, the second higher. ``k``, ``n``: high steps of the last n that make a page. ``window``: steps remembered. ``warmup``:
     steps of an attempt before anything is judged. ``floors``: floor by signal, in its unit, in place of the built-in
     one (both directions of entropy share it).
 
@@ -121,12 +124,12 @@ class Surge:
         if not ratios or ratios[0] <= self._factor:
             return None
         high_now = series.ratios[-1][1] > self._factor
-        in_a_row = min(ratio for _, ratio in list(series.ratios)[-2:])
+        in_a_row = series.growing()
         kth = ratios[self._k - 1] if len(ratios) >= self._k else 0.0
         second = ratios[1] if len(ratios) > 1 else 0.0
         if kth > self._factor:
             severity, score, threshold, count = Severity.CRITICAL, kth, self._factor, self._k
-        elif in_a_row > self._fast and len(ratios) > 1:
+        elif in_a_row > self._fast:
             severity, score, threshold, count = Severity.CRITICAL, in_a_row, self._fast, 2
         elif second > self._factor:
             severity, score, threshold, count = Severity.WARNING, second, self._factor, 2
@@ -267,6 +270,16 @@ class _Series:
                 break
             onset = step
         return onset
+
+    def growing(self) -> float:
+        """The ratio of the step before, where this step's is still well above it; 0 where it is not.
+
+        A spike that lasts for two steps is on its way down at the second.
+        """
+        if len(self.ratios) < 2:
+            return 0.0
+        before, now = self.ratios[-2][1], self.ratios[-1][1]
+        return before if now > GROWING * before or now == LARGEST_RATIO else 0.0
 
     def usual(self) -> float:
         """The yardstick in the signal's unit."""
