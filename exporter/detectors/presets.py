@@ -133,7 +133,7 @@ _MANUAL: Final = Preset(
             "a row; none within the first 15 steps. A loss that is NaN is non_finite's.",
         ),
         **_off(
-            "It learns from the run what is usual; the manual's thresholds stand in its place.",
+            "These learn from the run what is usual; the manual's thresholds stand in their place.",
             "surge",
             "gradient_instability",
             "level",

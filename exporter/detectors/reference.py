@@ -58,11 +58,14 @@ preset for each: the default does no harm to any of them, and another one sharpe
         yield f"`{name}`{' (the default)' if name == DEFAULT_PRESET else ''}: {preset.meaning}\n"
         if not preset.differences:
             continue
-        yield "| detector | options | why |"
+        yield "| detectors | options | why |"
         yield "|---|---|---|"
+        alike: dict[tuple[str, str], list[str]] = {}
         for detector, difference in preset.differences.items():
             options = ", ".join(f"`{option}: {shown(value)}`" for option, value in difference.options.items())
-            yield f"| `{detector}` | {options} | {_cell(difference.why)} |"
+            alike.setdefault((options, difference.why), []).append(f"`{detector}`")
+        for (options, why), detectors in alike.items():
+            yield f"| {', '.join(detectors)} | {options} | {_cell(why)} |"
         yield ""
 
 

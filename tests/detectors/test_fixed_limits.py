@@ -18,7 +18,7 @@ from exporter.detectors.fixed_limits import FixedLimits
 from exporter.detectors.registry import build_detectors
 from exporter.detectors.setup import RunSetup
 
-AT_ONCE = {"k": 1, "n": 1, "warmup": 0}
+AT_ONCE: dict[str, Any] = {"k": 1, "n": 1, "warmup": 0}
 EVERY: dict[str, Any] = {
     "step_seconds_p95": 120.0,
     "step_seconds": 30.0,
@@ -70,7 +70,7 @@ def test_without_a_limit_the_detector_is_not_built() -> None:
 def test_a_value_on_the_limit_is_allowed_and_one_beyond_it_is_said(
     option: str, signal: str, bound: float, inside: float, outside: float
 ) -> None:
-    limits = {option: bound, **AT_ONCE}
+    limits: dict[str, Any] = {option: bound, **AT_ONCE}
     assert said(FixedLimits(**limits), signal, [inside] * 5) == []
     found = said(FixedLimits(**limits), signal, [inside, inside, outside, outside, inside])
     assert [(v.step, v.signal, v.onset, v.severity) for v in found] == [
@@ -89,7 +89,7 @@ def test_a_limit_waits_for_k_of_n_steps() -> None:
 
 
 def test_three_steps_in_a_row_above_30_seconds_are_said_and_two_times_two_are_not() -> None:
-    limits = {"step_seconds": 30.0, "warmup": 0}
+    limits: dict[str, Any] = {"step_seconds": 30.0, "warmup": 0}
     assert said(FixedLimits(**limits), "step_time", [20, 31, 31, 20, 31, 31, 20]) == []
     found = said(FixedLimits(**limits), "step_time", [20, 31, 32, 33, 20])
     assert [(v.step, v.onset) for v in found] == [(4, 2)]
