@@ -70,7 +70,7 @@ def table_row(verdict: Verdict) -> tuple[str, ...]:
 
 
 def plan_line(decision: Decision, file: str, run: str) -> str:
-    """One JSON object on one line, without its end: the finding as a verdict has it, and what was decided as ``plan``."""
+    """One JSON object on one line, without its end: the finding as a verdict has it, and the decision as ``plan``."""
     incident = decision.incident
     answer = {
         **_finding(incident),

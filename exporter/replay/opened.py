@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from exporter.follow.parsing import Garbage
-from exporter.follow.tail import MAX_LINE_BYTES
 from exporter.replay.rows import FileUnusable
 
+MAX_LINE_BYTES: Final = 4 * 1024 * 1024
+"""As ``follow`` has it."""
 GZIP: Final = b"\x1f\x8b"
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 """What reading raises where a packed file was cut off or spoilt."""

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
 from exporter.follow.parsing import kind_of, parse_jsonl
-from exporter.replay.event_records import HEADER_BYTES, is_header
 from exporter.replay.opened import DAMAGED, lines, opened
-from exporter.replay.rows import FileUnusable, Reader
-from exporter.replay.sheet import columns_of, header_of, read_sheet
-from exporter.replay.tensorboard import read_events
-from exporter.replay.trainer_state import MARK, read_trainer_state
-from exporter.replay.verl_lines import read_console, read_jsonl
+from exporter.replay.rows import FileUnusable, Found, Reader
+
+
+def _jsonl(path: Path) -> Iterator[Found]:
+    from exporter.replay.verl_lines import read_jsonl
+
+    return read_jsonl(path)
+
+
+def _console(path: Path) -> Iterator[Found]:
+    from exporter.replay.verl_lines import read_console
+
+    return read_console(path)
+
+
+def _csv(path: Path) -> Iterator[Found]:
+    from exporter.replay.sheet import read_sheet
+
+    return read_sheet(path)
+
+
+def _tensorboard(path: Path) -> Iterator[Found]:
+    from exporter.replay.tensorboard import read_events
+
+    return read_events(path)
+
+
+def _trainer_state(path: Path) -> Iterator[Found]:
+    from exporter.replay.trainer_state import read_trainer_state
+
+    return read_trainer_state(path)
+
 
 READERS: Final[Mapping[str, Reader]] = {
-    "jsonl": read_jsonl,
-    "console": read_console,
-    "csv": read_sheet,
-    "tensorboard": read_events,
-    "trainer-state": read_trainer_state,
+    "jsonl": _jsonl,
+    "console": _console,
+    "csv": _csv,
+    "tensorboard": _tensorboard,
+    "trainer-state": _trainer_state,
 }
-"""By the name that ``--format`` takes."""
+"""By the name that ``--format`` takes. Of five a replay mostly needs one, which is imported by its first use."""
+MARK: Final = b'"log_history"'
+"""Somewhere in a trainer's state."""
 HEAD_BYTES: Final = 64 * 1024
 MOST_BYTES: Final = 256 * 1024 * 1024
 """A console log may begin with much else than steps; where so much has none, there is none."""
@@ -76,11 +104,15 @@ def _form(file: IO[bytes]) -> str:
 
 
 def _by_head(head: bytes) -> str:
-    if is_header(head[:HEADER_BYTES]):
-        return "tensorboard"
     first = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0]
     if first.startswith(b"{"):
         if kind_of(first) is not None:
             return "jsonl"
-        return "trainer-state" if MARK in head else ""
-    return "csv" if columns_of(header_of(first)) is not None else ""
+        if MARK in head:
+            return "trainer-state"
+    from exporter.replay.event_records import HEADER_BYTES, is_header
+    from exporter.replay.sheet import columns_of, header_of
+
+    if is_header(head[:HEADER_BYTES]):
+        return "tensorboard"
+    return "csv" if not first.startswith(b"{") and columns_of(header_of(first)) is not None else ""

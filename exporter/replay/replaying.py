@@ -74,7 +74,7 @@ class Replay:
     Args:
         number: the how-manieth of the files it is.
         path: the file, or a folder of TensorBoard's event files.
-        form: a key of ``READERS``.
+        form: a key of :data:`exporter.replay.recognised.READERS`.
         new_run: makes what judges a run, when its first row comes.
         keys: notes the keys.
         say: tells a person.

@@ -19,7 +19,6 @@ from exporter.replay.opened import CUT_OFF, DAMAGED, opened
 from exporter.replay.rows import FileUnusable, Found, Row, verl_key, whole_step
 
 MOST_BYTES: Final = 256 * 1024 * 1024
-MARK: Final = b'"log_history"'
 
 
 class _State(msgspec.Struct):
