@@ -35,7 +35,8 @@ class Level(ShiftDetector):
 
     ``loss``: change of a loss, in standard deviations of its own noise, that makes a page. ``gradient``: growth of a
     gradient norm, by this factor, that makes one. ``critic``: growth of the value model's loss that makes one.
-    ``warn``: share of these (of factors: in logarithms) that makes a warning. ``window``, ``warmup``: as in ``entropy``.
+    ``warn``: share of these (of factors: in logarithms) that makes a warning. ``window``, ``warmup``: as in
+    ``entropy``.
 
     >>> detector = Level()
     >>> for step in range(1, 101):
@@ -64,10 +65,13 @@ class Level(ShiftDetector):
         more_than(self.name, "loss", loss, 0.0)
         rise, value = rise_to(self.name, "gradient", gradient), rise_to(self.name, "critic", critic)
         self.check_share("warn", warn)
-        broken = "The loss has moved to another level: the policy moves away from what the batch asks for, or the data changed."
+        broken = (
+            "The loss has moved to another level: the policy moves away from what the batch asks for, or the "
+            "data changed."
+        )
         driven = (
-            "Gradients stay at a multiple of their size: the updates are driven by a few samples, or the policy has left "
-            "the region in which it was trained."
+            "Gradients stay at a multiple of their size: the updates are driven by a few samples, or the policy has "
+            "left the region in which it was trained."
         )
         misled = "The value model diverges; its advantages will mislead the policy."
         super().__init__(

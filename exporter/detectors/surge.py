@@ -53,9 +53,9 @@ class Surge:
     """A signal far outside its recent range for several steps.
 
     ``factor``: times the yardstick from which on a step is high. ``fast_factor``: the same for the rule that needs
-    only two steps, the second higher. ``k``, ``n``: high steps of the last n that make a page. ``window``: steps remembered. ``warmup``:
-    steps of an attempt before anything is judged. ``floors``: floor by signal, in its unit, in place of the built-in
-    one (both directions of entropy share it).
+    only two steps, the second higher. ``k``, ``n``: high steps of the last n that make a page. ``window``: steps
+    remembered. ``warmup``: steps of an attempt before anything is judged. ``floors``: floor by signal, in its unit, in
+    place of the built-in one (both directions of entropy share it).
 
     >>> detector = Surge()
     >>> usual = [0.20, 0.24, 0.22, 0.19, 0.23] * 6

@@ -25,7 +25,7 @@ def test_a_spike_or_two_that_heal_do_not_page(spikes: dict[int, float]) -> None:
 
 
 def test_twice_the_usual_spread_alone_is_not_enough() -> None:
-    tail = [0.55 + 0.15 * (-1) ** step for step in range(40)]
+    tail = [0.55 + 0.12 * (-1) ** step for step in range(40)]
     assert critical(watch([GradientInstability()], series("grad_norm", CALM + tail))) == []
 
 

@@ -42,9 +42,17 @@ def test_a_fault_pages_within_five_steps_and_its_onset_is_near(signal: str, valu
     assert pages[0].confidence < 0.99, "one signal that surges is no certainty"
 
 
-def test_a_supervised_loss_that_is_ten_times_up_pages_at_the_second_step() -> None:
-    loss = [2.0 + 0.1 * math.sin(step) for step in range(40)] + [20.0] * 3
-    assert critical(watch([Surge()], series("loss", loss)))[0].step == 42
+def test_a_supervised_loss_that_is_ten_times_up_pages_at_the_third_step_and_one_that_grows_at_the_second() -> None:
+    loss = [2.0 + 0.1 * math.sin(step) for step in range(40)]
+    assert critical(watch([Surge()], series("loss", [*loss, 40.0, 40.0, 40.0])))[0].step == 43
+    assert critical(watch([Surge()], series("loss", [*loss, 40.0, 80.0])))[0].step == 42
+
+
+@pytest.mark.parametrize("second", [0.3, 1.0, 1.2])
+def test_a_spike_that_lasts_for_two_steps_and_heals_does_not_page(second: float) -> None:
+    loss = [2.0 + 0.1 * math.sin(step) for step in range(40)]
+    tail = [60.0, 60.0 * second, *(2.0 + 0.1 * math.sin(step) for step in range(20))]
+    assert critical(watch([Surge()], series("loss", loss + tail))) == []
 
 
 def test_a_single_spike_that_heals_is_noted_and_no_more() -> None:
