@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -97,8 +98,7 @@ def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
     spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0 * _inflation(rests))
     pairs = len(slopes)
     first = max(int((pairs - spread) / 2.0), 0)
-    rising = sum(s > 0.0 for s in slopes)
-    falling = sum(s < 0.0 for s in slopes)
+    falling, rising = bisect_left(slopes, 0.0), pairs - bisect_right(slopes, 0.0)
     return Line(
         step=xs[-1],
         level=base + slope * xs[-1],
@@ -206,18 +206,33 @@ class Trend:
         """Oldest step of the window (the middle of its oldest point). Raises ``IndexError`` when empty."""
         return self._xs[0] if self._xs else self._open[0][0]
 
+    @property
+    def values(self) -> array[float]:
+        """Values of the points that are complete, oldest first, without a copy: only to be read."""
+        return self._ys
+
+    @property
+    def steps(self) -> array[float]:
+        """Steps of the points that are complete (the middle of each), without a copy: only to be read."""
+        return self._xs
+
     def push(self, step: float, value: float) -> None:
         """Take the next step's value."""
         if not (step > self._last and math.isfinite(value)):
             return
         self._last, self._line = step, None
-        self._open.append((float(step), min(max(value, -LARGEST), LARGEST)))
-        if len(self._open) < self._width:
-            return
-        x, y = self._being_filled()
-        self._xs.append(x)
-        self._ys.append(y)
-        self._open.clear()
+        value = min(max(value, -LARGEST), LARGEST)
+        if self._width == 1:
+            self._xs.append(step)
+            self._ys.append(value)
+        else:
+            self._open.append((float(step), value))
+            if len(self._open) < self._width:
+                return
+            x, y = self._being_filled()
+            self._xs.append(x)
+            self._ys.append(y)
+            self._open.clear()
         if len(self._xs) > self._points:
             self._make_room()
 

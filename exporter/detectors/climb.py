@@ -1,0 +1,146 @@
+"""One memory signal's windows, and when it is worth while to look at them: the state of the detector ``memory``.
+
+Two windows: a short one that has every step, for what fills a card within an hour, and a long, thinned one, for what
+takes a day. Fitting a growth costs a hundred times as much as taking a step, so it is asked for every few steps, and
+only where the ends of a window say that there is a climb that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+from exporter.detectors.base import Forecast, Severity, Verdict
+from exporter.detectors.growth import Growth, find_growth
+from exporter.detectors.trend import Trend
+
+RECENT, SPAN, POINTS = 64, 400, 50
+"""Steps of the short window; steps and points of the long one."""
+SKIPPED = 8
+"""First steps of an attempt, whose stairs are not even learned."""
+EVERY = 4
+"""Steps between two looks at the least, and between two numbers that the long window gets."""
+BEGUN_BEFORE = 0.15
+"""Share of a climb that lies before the short window, from which on the long one is fitted."""
+LATE, STILL = 3, 0.1
+"""A climb is over when less than this share of it was climbed in the newest third of its window."""
+LEAST_LOOK = 8
+
+
+class Climb:
+    """The windows of one signal, and the verdict that holds."""
+
+    def __init__(self) -> None:
+        self._recent = Trend(span=RECENT, points=RECENT)
+        self._wide = Trend(span=SPAN // EVERY, points=POINTS)
+        self._next_look = 0
+        self.seen = 0
+        """Steps since the start or the resume."""
+        self.said: Verdict | None = None
+
+    def push(self, step: int, value: float) -> bool:
+        """Take a step's value; whether it is time to look."""
+        self.seen += 1
+        if self.seen <= SKIPPED:
+            return False
+        self._recent.push(step, value)
+        if self.seen % EVERY:
+            return False
+        self._wide.push(step, median(self._recent.values[-3:]))
+        return step >= self._next_look
+
+    def wait(self, steps: float) -> None:
+        """Put the next look off, to ``steps`` from now."""
+        self._next_look = int(self._recent.last_step + steps)
+
+    def height(self) -> tuple[float, float]:
+        """How far the newest values are above the lowest, and in how many steps; 0 for a climb that is over.
+
+        Of both windows, the one where it is steeper. Cheap: no fit, closed points only.
+        """
+        best = (0.0, 1.0)
+        for window in (self._recent, self._wide):
+            ys = window.values
+            if len(ys) < LEAST_LOOK:
+                continue
+            now, low = min(ys[-2:]), min(ys)
+            rise = now - low
+            if rise > 0.0 and now - max(ys[: len(ys) - len(ys) // LATE]) >= STILL * rise:
+                steps = max(window.last_step - window.steps[ys.index(low)], 1.0)
+                if rise * best[1] > best[0] * steps:
+                    best = (rise, steps)
+        return best
+
+    def growth(self, worth: Callable[[Growth], bool]) -> Growth | None:
+        """The growth at the end of the short window, or of the long one where it began before the short one does."""
+        xs, ys = self._recent.series()
+        wide_xs, wide_ys = self._wide.series()
+        if len(wide_ys) >= 3 and len(ys) >= RECENT:
+            low = min(map(median, zip(wide_ys, wide_ys[1:], wide_ys[2:], strict=False)))
+            if median(ys[: RECENT // 6]) - low > BEGUN_BEFORE * (ys[-1] - low):
+                xs, ys = wide_xs, wide_ys
+        return find_growth(xs, ys, worth)
+
+    def deepest_tooth(self) -> float:
+        """The largest climb of either window that was taken back, as far as it was."""
+        return max(_deepest_tooth(self._recent.series()[1]), _deepest_tooth(self._wide.series()[1]))
+
+    def again(self, step: int) -> None:
+        """Say what holds at a later step, with the forecast moved on."""
+        verdict = self.said
+        if verdict is None:
+            return
+        forecast, passed = verdict.forecast, step - verdict.step
+        if forecast is not None and forecast.steps is not None and forecast.interval is not None:
+            steps = max(forecast.steps - passed, 0.0)
+            pace = None if forecast.seconds is None or not forecast.steps else forecast.seconds / forecast.steps
+            early, late = forecast.interval
+            forecast = Forecast(
+                forecast.limit,
+                steps,
+                None if pace is None else steps * pace,
+                (max(early - passed, 0.0), max(late - passed, 0.0)),
+            )
+        self.said = replace(verdict, step=step, forecast=forecast)
+
+    def state_dict(self) -> dict[str, Any]:
+        said = None
+        if self.said is not None:
+            said = asdict(self.said) | {"severity": int(self.said.severity)}
+        return {
+            "recent": self._recent.state_dict(),
+            "wide": self._wide.state_dict(),
+            "next_look": self._next_look,
+            "seen": self.seen,
+            "said": said,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._recent.load_state_dict(state["recent"])
+        self._wide.load_state_dict(state["wide"])
+        self._next_look, self.seen = int(state["next_look"]), int(state["seen"])
+        self.said = None
+        if state["said"] is not None:
+            said = dict(state["said"])
+            forecast = said.pop("forecast")
+            if forecast is not None:
+                interval = forecast["interval"]
+                forecast = Forecast(**(forecast | {"interval": None if interval is None else tuple(interval)}))
+            said |= {"severity": Severity(said["severity"]), "advice": tuple(said["advice"])}
+            self.said = Verdict(**said, forecast=forecast)
+
+
+def _deepest_tooth(ys: Sequence[float]) -> float:
+    """Of single spikes nothing is left by medians of three."""
+    low = peak = median(ys[:3]) if ys else 0.0
+    deepest = 0.0
+    for y in map(median, zip(ys, ys[1:], ys[2:], strict=False)):
+        if y > peak:
+            peak = y
+        elif min(peak - low, peak - y) > deepest:
+            deepest = min(peak - low, peak - y)
+        if y < low:
+            low = peak = y
+    return deepest
