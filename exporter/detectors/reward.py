@@ -68,6 +68,7 @@ _FELL: Final = Watch(
         "actor_rollout_ref.actor.kl_loss_coef: raise it",
         "data.train_files, reward.custom_reward_function: has either changed?",
     ),
+    before=1,  # a step's answers are from the policy of before its update
 )
 
 
@@ -89,7 +90,7 @@ class Reward(ShiftDetector):
     ...     else:
     ...         continue
     ...     break
-    102 since 92
+    102 since 91
     """
 
     name = "reward"
@@ -162,7 +163,7 @@ class Reward(ShiftDetector):
             return None
         shift.found(rising=False)
         if self._onsets[place] is None:
-            self._onsets[place] = shift.onset(change)
+            self._onsets[place] = max(shift.onset(change) - watch.before, 0)
         if held[0] < PAGE_HOLD:
             severity, self._witness = Severity.WARNING, ""
         return self._verdict(place, watch, change, severity, sample)
