@@ -90,11 +90,10 @@ class BlockMaxima:
 
     def push(self, statistics: Sequence[float]) -> None:
         """Take the statistics of a step; far more than was usual so far counts as ``MOST`` scales beyond it."""
-        largest = self._largest
-        for place, value in enumerate(statistics):
-            if value > largest[place]:
+        for place, (value, so_far) in enumerate(zip(statistics, self._largest, strict=True)):
+            if value > so_far:
                 location, scale = self._fits[place]
-                largest[place] = min(value, location + MOST * scale)
+                self._largest[place] = min(value, location + MOST * scale)
         self._in_block += 1
         if self._in_block >= BLOCK:
             self._end_block()

@@ -70,7 +70,7 @@ class Entropy(ShiftDetector):
         self.check_share("warn", warn)
         self._floor = floor
         super().__init__(
-            (Series("entropy", logarithm(_DECIDED), 0.02), Series("reward", LINEAR, 0.005)),
+            (Series("entropy", logarithm(_DECIDED), 0.02),),
             (
                 Watch(
                     0,
@@ -107,6 +107,7 @@ class Entropy(ShiftDetector):
             budget=budget,
             window=window,
             warmup=warmup,
+            beside=(Series("reward", LINEAR, 0.005),),
         )
 
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
@@ -114,7 +115,7 @@ class Entropy(ShiftDetector):
 
         Nor is it early in an attempt, where entropy falls fastest. A slow fall pages only where the reward falls, too.
         """
-        reward = self.drift(1, change)
+        reward = self.drift(0, change)
         if watch.rising:
             return Severity.INFO if reward > CLEAR else severity
         if change.length > SLOW:

@@ -54,11 +54,7 @@ class ResponseLength(ShiftDetector):
         fall, rise = fall_to(self.name, "collapse", collapse), rise_to(self.name, "explosion", explosion)
         self.check_share("warn", warn)
         super().__init__(
-            (
-                Series("response_length", logarithm(1.0), 0.02),
-                Series("clip_ratio", LINEAR, 0.02),
-                Series("reward", LINEAR, 0.005),
-            ),
+            (Series("response_length", logarithm(1.0), 0.02),),
             (
                 Watch(
                     0,
@@ -94,12 +90,13 @@ class ResponseLength(ShiftDetector):
             budget=budget,
             window=window,
             warmup=warmup,
+            beside=(Series("reward", LINEAR, 0.005), Series("clip_ratio", LINEAR, 0.02)),
         )
 
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
         """Hear the clip ratio of a growth, and the reward of a fall."""
         if not watch.rising:
-            return Severity.INFO if self.drift(2, change) > CLEAR else severity
+            return Severity.INFO if self.drift(0, change) > CLEAR else severity
         cut = sample.signals.get("clip_ratio")
         if cut is None or cut >= CUT or self.drift(1, change) > CLEAR:
             return severity

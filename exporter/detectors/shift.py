@@ -44,6 +44,10 @@ PRIOR: Final = (2.2, 0.55)
 """Location and scale of a healthy block's largest change, in units of the noise of the difference of the means."""
 UNSETTLED: Final = 60
 """Steps from the start of an attempt in which learning is fastest and little is known: more is asked of a change."""
+SHORT: Final = 12
+SELDOM: Final = 3
+"""Longer means than ``SHORT`` are compared at every third step: they move slowly."""
+_NONE: Final = [0.0] * len(LENGTHS)
 MEASURED: Final = 5
 """Steps after which median and noise are measured again; at each step while the attempt is young."""
 _KEPT: Final = 2 * max(LENGTHS)
@@ -184,27 +188,34 @@ class Shift:
         self._reach = CLIP * max(quartiles, deciles, self._noise)
 
     def _compare(self) -> None:
-        sums, total, noise = self._sums, len(self._clipped), self._noise
+        sums, total, noise, changes = self._sums, len(self._clipped), self._noise, self._changes
         newest = sums[total]
-        changes = []
+        complete = len(changes) == len(self._lengths)
         highest = lowest = 0.0
-        for length in self._lengths:
-            before = max(BEFORE, length)
-            if total - length < before:
-                before = total - length
-                if before < LEAST_BEFORE or before * 2 < length:
-                    break
-            start = sums[total - length]
-            size = (newest - start) / length - (start - sums[total - length - before]) / before
-            ratio = size / (noise * _WIDTH[length, before])
-            changes.append((ratio, length, before))
+        for place, length in enumerate(self._lengths):
+            if complete and length > SHORT and self._count % SELDOM:
+                ratio = changes[place][0]
+            else:
+                before = length if length > BEFORE else BEFORE
+                if total - length < before:
+                    before = total - length
+                    if before < LEAST_BEFORE or before * 2 < length:
+                        break
+                start = sums[total - length]
+                size = (newest - start) / length - (start - sums[total - length - before]) / before
+                ratio = size / (noise * _WIDTH[length, before])
+                if place < len(changes):
+                    changes[place] = (ratio, length, before)
+                else:
+                    changes.append((ratio, length, before))
             if ratio > highest:
                 highest = ratio
             elif ratio < lowest:
                 lowest = ratio
-        self._changes, self._highest, self._lowest = changes, highest, lowest
-        rises = [ratio for ratio, _, _ in changes] + [0.0] * (len(self._lengths) - len(changes))
-        self._usual.push([*(-ratio for ratio in rises), *rises])
+        self._highest, self._lowest = highest, lowest
+        rises = [change[0] for change in changes]
+        rises += _NONE[len(rises) : len(self._lengths)]
+        self._usual.push([-ratio for ratio in rises] + rises)
 
     def change(self, *, rising: bool, least: float, rarity: float) -> Change | None:
         """The clearest change of at least ``least`` that is beyond what the run has shown; ``rarity``: of a finding."""
@@ -237,10 +248,6 @@ class Shift:
     def noise(self) -> float:
         """Standard deviation of a single value, as last measured; 0 where not known yet."""
         return self._noise
-
-    def drift(self, length: int) -> float:
-        """How the newest ``length`` steps (of :data:`LENGTHS`) have moved, in units of noise; 0 where not known."""
-        return next((ratio for ratio, steps, _ in self._changes if steps == length), 0.0)
 
     def found(self, *, rising: bool) -> None:
         """A finding holds: what the newest steps show is not what is usual."""

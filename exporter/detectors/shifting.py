@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from exporter.detectors.base import Expectation, Forecast, Severity, StepSample, Verdict
+from exporter.detectors.beside import KEPT, Beside
 from exporter.detectors.calibration import USUAL_STEP_SECONDS, WARNINGS_PER_PAGE, Budget
 from exporter.detectors.options import at_least, at_most, more_than
-from exporter.detectors.shift import LENGTHS, Change, Shift
+from exporter.detectors.shift import Change, Shift
 from exporter.detectors.trend import arrival, theil_sen
 
 HOLD: Final = 2
 """Steps in a row at which a change must be seen."""
 NOISY_WARNING: Final = 0.6
 """Share of a page's size that makes a warning where sizes are told in noise alone."""
+SOME_DOZENS: Final = 30
 CLEAR: Final = 3.0
 """Units of noise from which on another signal counts as moving."""
 LEAST_STEPS: Final = 6
@@ -92,13 +94,21 @@ class ShiftDetector:
     name: str = ""
 
     def __init__(
-        self, series: Sequence[Series], watches: Sequence[Watch], *, budget: Budget | None, window: int, warmup: int
+        self,
+        series: Sequence[Series],
+        watches: Sequence[Watch],
+        *,
+        budget: Budget | None,
+        window: int,
+        warmup: int,
+        beside: Sequence[Series] = (),
     ) -> None:
         at_least(self.name, "window", window, 20, whole=True)
         at_least(self.name, "warmup", warmup, 5, whole=True)
         self._series, self._watches = tuple(series), tuple(watches)
         self._budget = budget or Budget()
         self._shifts = [Shift(least_noise=one.least_noise, window=window, warmup=warmup) for one in self._series]
+        self._alongside = tuple((one, Beside(one.least_noise)) for one in beside)
         self._held = [[0, 0] for _ in self._watches]  # steps in a row beyond a page, beyond a warning
         self._onsets: list[int | None] = [None] * len(self._watches)
         self._pace = math.log(USUAL_STEP_SECONDS)
@@ -127,6 +137,10 @@ class ShiftDetector:
                 fresh = True
         if not fresh:
             return ()
+        for one, companion in self._alongside:
+            value = signals.get(one.signal)
+            if value is not None and math.isfinite(value) and sample.step > companion.last_step:
+                companion.push(sample.step, one.scale.read(value))
         verdicts = []
         for place, watch in enumerate(self._watches):
             if self._shifts[watch.series].last_step == sample.step:
@@ -189,12 +203,12 @@ class ShiftDetector:
         seconds = when.steps * math.exp(self._pace) if self._paced else None
         return Forecast(limit, when.steps, seconds, (when.early, when.late))
 
-    def drift(self, series: int, change: Change) -> float:
-        """How a series moves while another does, in units of noise; beyond :data:`CLEAR`, or its negative, clearly.
+    def drift(self, beside: int, change: Change) -> float:
+        """How a signal moves beside a change, in units of noise; beyond :data:`CLEAR`, or its negative, clearly.
 
         A short change is compared with the move over some dozens of steps: no other is clear.
         """
-        return self._shifts[series].drift(max(change.length, LENGTHS[2]))
+        return self._alongside[beside][1].drift(min(max(change.length, SOME_DOZENS), KEPT // 2))
 
     def age(self, watch: Watch) -> int:
         """Steps of this attempt that its series has seen."""
@@ -246,6 +260,8 @@ class ShiftDetector:
         """Forget all levels: a resume shifts them."""
         for shift in self._shifts:
             shift.restart()
+        for _, companion in self._alongside:
+            companion.restart()
         self._held = [[0, 0] for _ in self._watches]
         self._onsets = [None] * len(self._watches)
         self._last_step = -1
@@ -253,6 +269,7 @@ class ShiftDetector:
     def state_dict(self) -> dict[str, Any]:
         return {
             "shifts": {one.signal: shift.state() for one, shift in zip(self._series, self._shifts, strict=True)},
+            "beside": {one.signal: companion.state() for one, companion in self._alongside},
             "held": [list(held) for held in self._held],
             "onsets": list(self._onsets),
             "pace": [self._pace, self._paced, self._rarity],
@@ -264,6 +281,9 @@ class ShiftDetector:
         for one, shift in zip(self._series, self._shifts, strict=True):
             if one.signal in state["shifts"]:
                 shift.load(state["shifts"][one.signal])
+        for one, companion in self._alongside:
+            if one.signal in state["beside"]:
+                companion.load(state["beside"][one.signal])
         if len(state["held"]) == len(self._watches):
             self._held = [[int(count) for count in held] for held in state["held"]]
             self._onsets = list(state["onsets"])
