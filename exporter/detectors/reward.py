@@ -100,7 +100,7 @@ class Reward(ShiftDetector):
         *,
         page: float = 0.3,
         warn: float = 0.2,
-        deep: float = 0.55,
+        deep: float = 0.6,
         plateau_steps: int = 300,
         plateau_entropy: float = 0.05,
         window: int = 100,
@@ -113,7 +113,7 @@ class Reward(ShiftDetector):
         at_most(self.name, "page", page, deep, "deep")
         at_least(self.name, "plateau_steps", plateau_steps, 10 * BLOCK, whole=True)
         self._page, self._warn, self._deep = page, warn, deep
-        self._beside = Companions(COMPANIONS, noises=NOISES)
+        self._companions = Companions(COMPANIONS, noises=NOISES)
         self._plateau = Plateau(steps=plateau_steps, floor=plateau_entropy)
         self._validations = Validations()
         self._lowest = math.inf  # level
@@ -130,7 +130,7 @@ class Reward(ShiftDetector):
             self.resumed(sample.step, sample.attempt)
             again = False
         if not again:
-            self._beside.push(signals)
+            self._companions.push(signals)
         reward, entropy, validation = signals.get("reward"), signals.get("entropy"), signals.get("val_reward")
         fresh = reward is not None and math.isfinite(reward) and sample.step > self._shifts[0].last_step
         if fresh and reward is not None:
@@ -174,14 +174,12 @@ class Reward(ShiftDetector):
         self._lowest = min(self._lowest, change.before)
         # Of a slow fall the steps before the newest are on their way down already.
         before = change.before if self._from is None else max(self._from, change.before)
-        band = shift.band()
         # A reward around 0 has no level to lose a share of: there its noise is the least that counts.
-        noise = 0.0 if band is None else 0.25 * (band[2] - band[0])
-        height = max(abs(before), before - self._lowest, noise)
+        height = max(abs(before), before - self._lowest, 2.0 * shift.noise)
         share = (before - change.now) / height if height > 0.0 else 0.0
         if share < self._warn:
             return None
-        moving = self._beside.moving()
+        moving = self._companions.moving()
         if moving:
             self._witness = "together with " + ", ".join(f"{signal} ({factor:.3g} times)" for signal, factor in moving)
             return Severity.CRITICAL if share >= self._page else Severity.WARNING
@@ -198,13 +196,12 @@ class Reward(ShiftDetector):
         """Whether it fell further after its beginning than noise explains."""
         shift = self._shifts[0]
         _, values = shift.recent(shift.onset(change), most=10**6)
-        band = shift.band()
-        if not GOES_ON_STEPS[0] <= len(values) <= GOES_ON_STEPS[1] or band is None:
+        if not GOES_ON_STEPS[0] <= len(values) <= GOES_ON_STEPS[1]:
             return False
         part = len(values) // 2
         further = median(values[:part]) - median(values[-part:])
-        # 1.25: a median's standard deviation over that of a mean; the band is four standard deviations wide.
-        error = 1.25 * (band[2] - band[0]) / 4.0 * math.sqrt(2.0 / part)
+        # 1.25: a median's standard deviation over that of a mean.
+        error = 1.25 * shift.noise * math.sqrt(2.0 / part)
         return further > max(3.0 * error, GOES_ON * -change.size)
 
     def _verdict(self, place: int, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Verdict:
@@ -263,7 +260,7 @@ class Reward(ShiftDetector):
     def resumed(self, step: int, attempt: int) -> None:
         """Forget all levels: a resume shifts them."""
         super().resumed(step, attempt)
-        self._beside.restart()
+        self._companions.restart()
         self._plateau.restart()
         self._validations.restart()
         self._lowest = math.inf
@@ -272,7 +269,7 @@ class Reward(ShiftDetector):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "beside": self._beside.state(),
+            "companions": self._companions.state(),
             "plateau": self._plateau.state(),
             "validations": self._validations.state(),
             "lowest": None if math.isinf(self._lowest) else self._lowest,
@@ -282,7 +279,7 @@ class Reward(ShiftDetector):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._beside.load(state["beside"])
+        self._companions.load(state["companions"])
         self._plateau.load(state["plateau"])
         self._validations.load(state["validations"])
         self._lowest = math.inf if state["lowest"] is None else float(state["lowest"])
