@@ -188,9 +188,12 @@ class Pace:
             self._held = 0
             return None
         severity, score, threshold, test, block = best
-        if severity > self._held:
+        if severity > self._held or (self._count % BLOCK == 0 and not self._drift):
             onset, self._drift = self._began(score, block)
-            self._onset = min(onset, self._onset) if self._held else onset
+            if not self._held:
+                self._onset = onset
+            elif severity > self._held or self._drift:
+                self._onset = min(onset, self._onset)
         self._held = int(severity)
         return Growth(
             severity=severity,
@@ -244,12 +247,14 @@ class Pace:
         return float(min(map(sub, [column[place] for column in self._columns], usual)))
 
     def _began(self, score: float, block: int) -> tuple[int, bool]:
-        """First step of the growth, and whether it came slowly: blocks before the change point were high already."""
+        """First step of the growth, and whether it came slowly: it rose before the change point, and after it."""
         usual, steps = self._blocks[block], self._steps
         total = len(steps)
         best, highest, height = total - 1, 0.0, 0.0
+        recent: list[float] = []
         for place in range(total - 1, max(total - KEPT, 0) - 1, -1):
-            height += min(self._excess(place, usual), 1.5 * score) - 0.5 * score
+            recent.append(self._excess(place, usual))
+            height += min(recent[-1], 1.5 * score) - 0.5 * score
             if height > highest:
                 highest, best = height, place
         onset = steps[best]
@@ -259,7 +264,11 @@ class Pace:
             return onset, False
         early = sorted(excess for _, excess in before[: len(before) // 2])
         base = early[len(early) // 2]
-        if sum(excess for _, excess in before[-3:]) < 3 * (base + 0.3 * score):
+        rise = sum(excess for _, excess in before[-3:]) / 3 - base
+        since = total - best
+        if since >= 2 * BLOCK:
+            rise += tertile(recent[:BLOCK]) - tertile(recent[since - BLOCK : since])
+        if rise < 0.4 * score:
             return onset, False
         # A straight line reaches half its height half-way; a block that is as low as the early ones lies before.
         line = 2 * onset - steps[max(total - BLOCK, 0)]

@@ -41,9 +41,8 @@ class StepTime:
     """Growth of the step's time, and loss of throughput and of utilisation.
 
     ``warn_factor``, ``page_factor``: of a change that lasts 24 steps. ``fast_factor``: for a page after eight. For a
-    drift, a warning asks for more than ``warn_factor`` and a page for more than ``fast_factor``. ``timeout_factor``,
-    ``timeouts``: so many steps in a row, each so many times the usual. ``least_seconds``: growth of a step below it is
-    no finding.
+    drift, both ask for a little more than of a change that lasts. ``timeout_factor``, ``timeouts``: so many steps in a
+    row, each so many times the usual. ``least_seconds``: growth of a step below it is no finding.
 
     >>> detector = StepTime()
     >>> for step in range(1, 80):
@@ -85,7 +84,7 @@ class StepTime:
         tests = (
             Test(8, _RECENT, max(between, warn_factor * 1.12), fast_factor),
             Test(24, _RECENT, warn_factor, page_factor),
-            Test(24, _DRIFT_OVER, warn_factor * 1.04, fast_factor * 1.06),
+            Test(24, _DRIFT_OVER, warn_factor * 1.04, math.sqrt(page_factor * fast_factor)),
         )
         self._paces = {signal: Pace(tests, explanations=2, budget=budget) for signal in _SIGNALS}
         self._last_step = -1
@@ -172,7 +171,8 @@ class StepTime:
         if not self._calm:
             return None
         ratio = pace.beyond(self._calm[:-1])
-        if ratio <= self._timeout or seconds <= self._calm[-1] + math.log(_WORSE_THAN_USUAL):
+        high = ratio > self._timeout and seconds > self._calm[-1] + math.log(_WORSE_THAN_USUAL)
+        if not high or safe_exp(seconds) - safe_exp(self._calm[0]) < self._least:
             self._row = 0
             return None
         if not self._row:
