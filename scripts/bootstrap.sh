@@ -4,7 +4,7 @@
 # done already. Called by the Makefile. Only the programs need root, and only where they are not there; no system service
 # is started.
 #
-# usage: scripts/bootstrap.sh [venv|programs|shellcheck ...]
+# usage: scripts/bootstrap.sh [venv|programs|shellcheck|peers ...]
 #   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
 #   VENV=…          folder of the virtual environment (default: .venv in this checkout)
 set -euo pipefail
@@ -98,6 +98,14 @@ get_program() {
   fi
 }
 
+# get_peers: the packages that detection is compared with. The benchmark says which are missing.
+get_peers() {
+  "$venv/bin/python" -c 'import rl_doctor, rlprobe, rlwatch, trainpulse' >/dev/null 2>&1 && return
+  say "installing the packages that detection is compared with"
+  "$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/requirements/constraints.txt" \
+    -e "${root}[peers]" >>"$root/.setup.log" 2>&1 || say "some could not be installed; the log is in .setup.log"
+}
+
 [ $# -gt 0 ] || set -- venv programs
 for part in "$@"; do
   case $part in
@@ -111,6 +119,7 @@ for part in "$@"; do
       get_program prometheus-pushgateway prometheus-pushgateway "without it ingest is measured beside nothing"
       ;;
     shellcheck) get_program shellcheck shellcheck "without it the shell scripts are not checked" ;;
-    *) die "unknown part '$part'; known: venv, programs, shellcheck." ;;
+    peers) get_peers ;;
+    *) die "unknown part '$part'; known: venv, programs, shellcheck, peers." ;;
   esac
 done

@@ -1,13 +1,13 @@
 """Which faults and controls are tried where, and the walk along one run that tries them.
 
 Called by the benchmark, in one process or in several. A run is walked once, from its start. At each chosen place the
-watch is copied, and each copy goes on with the changed steps of one case, so that whatever was seen before is the true
-past of the run and no case disturbs another. Only the steps up to the deadline are walked. A watch that cannot be copied
-begins again some 300 steps before the place, which is more than any of them remembers.
+watch is copied, and each copy goes on with the changed steps of one case, so that what was seen before is the true past
+of the run, and no case disturbs another. Only the steps up to the deadline are walked, or up to the first page.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,10 @@ from typing import Final
 from bench.detection.contenders import Contender, Said, Watch
 from bench.detection.controls import CONTROLS, Control
 from bench.detection.faults import KINDS, SEVERITIES, applies
-from bench.detection.patch import Patch
-from bench.detection.runs import HealthyRun, Split, Step
+from bench.detection.patch import GPU_MEMORY, HOST_MEMORY, Patch
+from bench.detection.runs import HealthyRun, Metrics, Split, Step
 from exporter.detectors.base import Severity
+from exporter.signals import GIB
 
 KIND: Final = {kind.name: kind for kind in KINDS}
 CONTROL: Final = {control.name: control for control in CONTROLS}
@@ -51,7 +52,10 @@ class Outcome:
     """Time (1 is the first changed step), severity, source: of each source and severity the first."""
     forecasts: list[tuple[int, float]] = field(default_factory=list)
     """Of a leak: time, and steps to the limit as then foreseen."""
-    error: str = ""
+    reached: int = 0
+    """Of a leak: the time at which the limit is reached."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """Exceptions, by whose they were."""
 
 
 @dataclass(slots=True)
@@ -64,9 +68,8 @@ class Walk:
     said: list[tuple[int, int, str]]
     """Index of the step, severity, source."""
     outcomes: list[Outcome]
-    seconds: float
-    """In the detectors, on the healthy steps."""
-    error: str = ""
+    faults: dict[str, int]
+    """Exceptions on the healthy steps, by whose they were."""
 
 
 def places(run: HealthyRun, count: int, seed: int) -> list[int]:
@@ -146,19 +149,34 @@ def walk(contender: Contender, run: HealthyRun, cases: Iterable[Case]) -> Walk:
             waiting.setdefault(case.place, []).append(case)
     watch = contender.start(run.setup)
     said: list[tuple[int, int, str]] = []
+    faults: dict[str, int] = {}
     for index, (step, metrics) in enumerate(run.steps):
         for case in waiting.get(index, ()):
             outcomes.append(_try(watch.fork(), run, case))
-        said += [(index, int(one.severity), one.source) for one in watch.take(step, metrics)]
-    return Walk(run.name, run.split, len(run.steps), said, outcomes, watch.seconds)
+        said += [(index, int(one.severity), one.source) for one in _ask(watch, step, metrics, faults)]
+    return Walk(run.name, run.split, len(run.steps), said, outcomes, faults | watch.faults())
+
+
+def _ask(watch: Watch, step: int, metrics: Metrics, faults: dict[str, int]) -> Sequence[Said]:
+    """A package that fails on a step says nothing of it, and is asked again on the next."""
+    try:
+        return watch.take(step, metrics)
+    except Exception as error:  # noqa: BLE001 - any fault of a package's
+        name = f"{type(error).__name__}: {error}"[:120]
+        faults[name] = faults.get(name, 0) + 1
+        return ()
 
 
 def _try(watch: Watch, run: HealthyRun, case: Case) -> Outcome:
     outcome = Outcome(run.name, run.split, case)
     leak = case.severity >= 0 and KIND[case.kind].reaches is not None
+    steps = changed(run, case)
+    if leak:
+        outcome.reached = arrival(run, case, steps)
     seen: set[tuple[int, str]] = set()
-    for time, (step, metrics) in enumerate(changed(run, case), start=1):
-        for one in watch.take(step, metrics):
+    before = watch.faults()
+    for time, (step, metrics) in enumerate(steps, start=1):
+        for one in _ask(watch, step, metrics, outcome.faults):
             if (one.severity, one.source) not in seen:
                 seen.add((one.severity, one.source))
                 outcome.said.append((time, int(one.severity), one.source))
@@ -166,7 +184,19 @@ def _try(watch: Watch, run: HealthyRun, case: Case) -> Outcome:
                 _note_forecast(outcome, time, one)
         if not leak and any(severity == Severity.CRITICAL for severity, _ in seen):
             break
+    outcome.faults |= {name: count - before.get(name, 0) for name, count in watch.faults().items()}
     return outcome
+
+
+def arrival(run: HealthyRun, case: Case, steps: Sequence[Step]) -> int:
+    """When a leak reaches the limit: as planned, or earlier where the run itself takes more meanwhile."""
+    gpu = case.kind == "gpu_memory_leak"
+    keys, known = (GPU_MEMORY, run.setup.gpu_memory_bytes) if gpu else (HOST_MEMORY, run.setup.host_memory_bytes)
+    limit = (known or math.inf) / GIB
+    for time, (_, metrics) in enumerate(steps, start=1):
+        if any(metrics.get(key, 0.0) >= limit for key in keys):
+            return time
+    return len(steps)
 
 
 def _note_forecast(outcome: Outcome, time: int, one: Said) -> None:

@@ -1,6 +1,6 @@
 """What only looks like a fault: negative controls, put into a healthy run, on which nobody may be paged.
 
-Called by the benchmark. A control changes a piece of a run from a step on, or the whole run (``whole``: from its start).
+Called by the benchmark. A control changes a run from a step on, or (``whole``) from its start.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ SCHEDULE: Final = LrSchedule(2e-6, warmup_steps=40, kind="cosine", total_steps=4
 
 
 def _schedule(patch: Patch) -> None:
-    for index, row in enumerate(patch.rows, start=1):
+    # The run may be one that began in the middle: its steps are counted from 1, as the schedule is.
+    patch.steps[:] = [(index, metrics) for index, (_, metrics) in enumerate(patch.steps, start=1)]
+    for index, row in patch.steps:
         rate = SCHEDULE.at(index)
         for key in LR:
             if key in row and rate is not None:
@@ -172,11 +174,12 @@ def _memory_plateau(patch: Patch) -> None:
 
 
 def _memory_saw(patch: Patch) -> None:
-    """A validation that takes more for a step, on top of what the training takes, again and again."""
-    every, limit = patch.rng.choice((5, 10, 20)), (patch.setup.gpu_memory_bytes or 80 * GIB) / GIB
+    """Validations that take more for a step, or empty a cache that fills slowly until the next one."""
+    every, limit = patch.rng.choice((5, 10)), (patch.setup.gpu_memory_bytes or 80 * GIB) / GIB
+    saw, height = patch.rng.random() < 0.5, patch.rng.uniform(0.04, 0.1)
     for time, row in enumerate(patch.rows, start=1):
         since = time % every
-        _set_memory(row, limit * (0.72 + 0.2 * (since / every)))
+        _set_memory(row, limit * (0.8 + height * (since / every if saw else since == 0)))
         if since == 0:
             row["timing_s/testing"] = row.get("timing_s/step", 30.0) * 0.5
             for key in STEP_TIME:

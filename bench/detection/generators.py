@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +56,7 @@ class Profile:
     host_used: float = 210.0
     host_growth: float = 0.0
     """GiB over the whole run, as caches fill."""
-    lr: LrSchedule = LrSchedule(1e-6)
+    lr: LrSchedule = field(default_factory=lambda: LrSchedule(1e-6))
     zero_steps: float = 0.0
     """Share of steps in which every group has one reward, so that the gradient is 0."""
     known: bool = True

@@ -47,6 +47,8 @@ HELD_OUT: Final = (
 
 ROOM: Final = 1.15
 """Memory of the machine, where the log does not tell it, over the most that the run ever took."""
+HOST_SIZES: Final = (256, 512, 1024, 2048, 8192)
+"""GiB."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,14 @@ def read_steps(path: Path) -> Iterator[Step]:
 
 def _real(name: str, split: Split, most_steps: int | None) -> HealthyRun:
     steps = list(read_steps(DATA / f"{name}.jsonl.gz"))[:most_steps]
+    host = max(metrics.get("perf/cpu_memory_used_gb", 0.0) for _, metrics in steps)
     # The log names neither the machine nor the configuration. Given is what an option of replay could give.
-    return HealthyRun(
-        name,
-        split,
-        steps,
-        RunSetup(total_steps=steps[-1][0], gpu_memory_bytes=_gpu_memory(steps), host_memory_bytes=2048 * GIB),
+    setup = RunSetup(
+        total_steps=steps[-1][0],
+        gpu_memory_bytes=_gpu_memory(steps),
+        host_memory_bytes=min(size for size in HOST_SIZES if size > 1.25 * host) * GIB,
     )
+    return HealthyRun(name, split, steps, setup)
 
 
 def _gpu_memory(steps: list[Step]) -> float:

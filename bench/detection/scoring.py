@@ -48,7 +48,7 @@ def episodes(steps: Iterable[int], apart: int = APART) -> list[int]:
 def healthy(walks: Sequence[Walk]) -> Table:
     """False alarms on the healthy steps of some runs."""
     steps = sum(walk.steps for walk in walks)
-    pages = warnings = pages_each = warnings_each = 0
+    pages = paging = warnings = pages_each = warnings_each = 0
     sources: Counter[str] = Counter()
     for walk in walks:
         worst: dict[int, int] = {}
@@ -56,7 +56,9 @@ def healthy(walks: Sequence[Walk]) -> Table:
         for index, severity, source in walk.said:
             worst[index] = max(worst.get(index, 0), severity)
             by_source.setdefault((severity, source), []).append(index)
-        pages += len(episodes(index for index, severity in worst.items() if severity == PAGE))
+        paged = [index for index, severity in worst.items() if severity == PAGE]
+        paging += len(paged)
+        pages += len(episodes(paged))
         warnings += len(episodes(index for index, severity in worst.items() if severity == WARN))
         for (severity, source), indices in by_source.items():
             count = len(episodes(indices))
@@ -69,6 +71,7 @@ def healthy(walks: Sequence[Walk]) -> Table:
         "runs": len(walks),
         "steps": steps,
         "pages": pages,
+        "steps_that_page": paging,
         "warnings": warnings,
         "pages_per_1000": round(pages / thousand, 3),
         "warnings_per_1000": round(warnings / thousand, 3),
@@ -90,6 +93,12 @@ def alarms(walks: Iterable[Walk]) -> list[Table]:
             label = Severity(severity).label
             found.append({"run": walk.run, "severity": label, "source": source, "at": episodes(indices)})
     return found
+
+
+def heard(outcome: Outcome) -> bool:
+    """Whether what had to be said was said in time, even if the healthy run was told the same."""
+    deadline, least = KIND[outcome.case.kind].deadline, int(KIND[outcome.case.kind].expects[outcome.case.severity])
+    return any(t <= deadline[outcome.case.severity] and severity >= least for t, severity, _ in outcome.said)
 
 
 def caught(outcome: Outcome, said: Sequence[tuple[int, int, str]]) -> int | None:
@@ -125,10 +134,16 @@ def recall(walks: Sequence[Walk]) -> Table:
     for name in KIND:
         row = {label: _share(delays[name, s]) for s, label in enumerate(SEVERITIES) if (name, s) in delays}
         if row:
-            kinds[name] = row
+            kinds[name] = row | {"all": _share([d for s in range(3) for d in delays[name, s]])}
     mild = [d for (_, severity), found in delays.items() if severity == 0 for d in found]
     grave = [d for (_, severity), found in delays.items() if severity > 0 for d in found]
-    return {"moderate_and_severe": _share(grave), "mild": _share(mild), "by_kind": kinds}
+    any_way = [heard(outcome) for walk in walks for outcome in walk.outcomes if outcome.case.severity >= 0]
+    return {
+        "moderate_and_severe": _share(grave),
+        "mild": _share(mild),
+        "said_also_without_fault": round(sum(any_way) / len(any_way), 4) if any_way else None,
+        "by_kind": kinds,
+    }
 
 
 def _share(delays: Sequence[int | None]) -> Table:
@@ -190,8 +205,8 @@ def forecasts(walks: Iterable[Walk]) -> Table:
             kind = KIND.get(case.kind)
             if case.severity < 0 or kind is None or kind.reaches is None:
                 continue
-            half = kind.reaches[case.severity] // 2
-            left = kind.reaches[case.severity] - half
+            half = outcome.reached // 2
+            left = outcome.reached - half
             foreseen = [steps for time, steps in outcome.forecasts if time == half]
             errors.setdefault(case.kind, []).append(abs(foreseen[0] - left) / left if foreseen else None)
     return {name: _errors(found) for name, found in errors.items()}
@@ -208,9 +223,14 @@ def _errors(found: Sequence[float | None]) -> Table:
     }
 
 
-def microseconds(walks: Sequence[Walk]) -> float:
-    """A step, in the detectors alone, on healthy steps."""
-    return round(1e6 * sum(walk.seconds for walk in walks) / max(1, sum(walk.steps for walk in walks)), 1)
+def faults(walks: Iterable[Walk]) -> dict[str, int]:
+    """Exceptions, by whose they were."""
+    count: Counter[str] = Counter()
+    for walk in walks:
+        count.update(walk.faults)
+        for outcome in walk.outcomes:
+            count.update(outcome.faults)
+    return {name: number for name, number in count.items() if number}
 
 
 def bars(result: Mapping[str, Any], judged: str) -> list[Table]:
@@ -233,5 +253,6 @@ def bars(result: Mapping[str, Any], judged: str) -> list[Table]:
     for name, row in result["forecasts"].get(judged, {}).items():
         error = row["p95_error"] if not row["missing"] else math.inf
         bar(f"error of the forecast, 95 %: {name}", error, 0.15)
+    bar("exceptions", sum(result["faults"].values()), 0)
     bar("microseconds a step", result["microseconds_per_step"], 200.0)
     return rows

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from bench.detection.runs import read_steps
 from exporter.detectors.base import Severity, StepDetector, StepSample, Verdict
 from exporter.signals import canonical
 
 Signals = dict[str, float]
 
 HERE = Path(__file__).parent
-DATA = Path(os.environ.get("VERL_SENTINEL_DATA", HERE.parents[2] / "shared" / "data")) / "verl-runs"
-"""Real logs of verl, which are not part of the repository."""
-
-TUNED = (
-    "babyai-dapo-dapo",
-    "babyai-grpo-grpo_base",
-    "babyai-prefix_grpo-prefix_grpo",
-    "babyai-prefix_grpo_fixedgp1-prefix_grpo",
-    "babyai-replay_grpo-replay_grpo",
-    "babyai-sft-dapo-sft_drpo",
-)
-HELD_OUT = (
-    "babyai-grpo-mis-grpo_mis",
-    "babyai-prefix_grpo-prefix_grpo_new",
-    "babyai-prefix_grpo_fixedgp2-prefix_grpo",
-    "babyai-prefix_grpo_raw-prefix_grpo",
-    "babyai-sft-grpo-sft_grpo",
-    "babyai-sft_grpo_mis-sft_grpo_mis",
-)
 
 
 def read(path: Path) -> Iterator[tuple[int, Signals]]:
-    """Steps of a log of verl's file logger, which writes NaN as null."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            metrics = {key: math.nan if value is None else value for key, value in row["data"].items()}
-            yield row["step"], canonical(metrics)
+    """Steps of a log of verl's file logger."""
+    return ((step, canonical(metrics)) for step, metrics in read_steps(path))
 
 
 def watch(detectors: Iterable[StepDetector], steps: Iterable[tuple[int, Mapping[str, float]]]) -> list[Verdict]:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from streams import DATA, HELD_OUT, TUNED, Signals, critical, episodes, read, watch
+from streams import Signals, critical, episodes, read, watch
 
+from bench.detection.runs import DATA, HELD_OUT, TUNED
 from exporter.detectors.base import Severity
 from exporter.detectors.registry import build_detectors
 
