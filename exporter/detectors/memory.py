@@ -53,8 +53,8 @@ SLACKENS = 0.75
 LEAST_RISE = 0.01
 """Climbs below this share of the level are nothing."""
 LEAST_RISES, PAGE_RISES = 4, 7
-LARGEST_RISE = 0.45
-"""Largest share of a climb that may come within two points."""
+LARGEST_RISE, PAGE_LARGEST = 0.45, 0.3
+"""Largest share of a climb that may come within two points, and in a page."""
 LONGEST_WAIT = 0.35
 """Share of its age that may have passed since its last rise."""
 LEAST_TAU = 0.6
@@ -116,7 +116,8 @@ class Memory:
     ...     for v in detector.observe(StepSample(step, 1, 0.0, leak, card)):
     ...         if step in (53, 60, 80):
     ...             f = v.forecast
-    ...             print(step, v.severity.label, "since", v.onset, f"full in {f.steps:.0f} steps, {f.seconds / 60:.0f} min")
+    ...             to_go = f"{f.steps:.0f} steps, {f.seconds / 60:.0f} min"
+    ...             print(step, v.severity.label, "since", v.onset, "full in", to_go)
     53 warning since 40 full in 67 steps, 34 min
     60 critical since 40 full in 60 steps, 30 min
     80 critical since 40 full in 40 steps, 20 min
@@ -227,6 +228,7 @@ class Memory:
             and growth.seen >= max(LEAST_SEEN, SEEN_SHARE * when.steps, WARNING_SHARE * when.late)
             and gone >= GONE
             and growth.rises >= PAGE_RISES
+            and growth.largest <= PAGE_LARGEST
             and growth.bending >= SLACKENS
             and not self._may_be_taken_back(growth, when)
         ) or tight
@@ -275,7 +277,7 @@ class Memory:
             and enough <= growth.seen <= (HOST_MOST if watch.host else UNLIMITED_MOST)
             and growth.rises >= PAGE_RISES
         )
-        page = page and (watch.host or not self._with_the_responses(growth, share))
+        page = page and growth.largest <= PAGE_LARGEST and (watch.host or not self._with_the_responses(growth, share))
         if not page and not (share > 0.5 * limit and growth.seen >= LEAST_SEEN):
             return None
         summary = (
