@@ -35,7 +35,7 @@ format: setup  ## let ruff mend and format the code
 bench: setup  ## detection, speed and memory, side by side with peers; the last takes MINUTES=30
 	@VENV=$(VENV) scripts/bootstrap.sh peers
 	@missed=; \
-	for one in detection trainer_overhead alert_latency ingest scrape memory "soak --minutes $(MINUTES)"; do \
+	for one in detection trainer_overhead alert_latency ingest scrape memory replay "soak --minutes $(MINUTES)"; do \
 	  echo "== python -m bench.$$one"; $(PY) -m bench.$$one || missed="$$missed $${one%% *}"; \
 	done; \
 	[ -z "$$missed" ] || { echo "missed their targets, or could not run:$$missed" >&2; exit 1; }

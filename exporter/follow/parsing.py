@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -57,7 +57,15 @@ class _FileLine(msgspec.Struct):
     data: dict[str, Any]
 
 
+class _NumbersLine(msgspec.Struct):
+    """What nearly every line is: numbers alone."""
+
+    step: int
+    data: dict[str, float | None]
+
+
 _decode_line = msgspec.json.Decoder(_FileLine).decode
+_decode_numbers = msgspec.json.Decoder(_NumbersLine).decode
 
 
 def parse_jsonl(line: bytes) -> Iterator[Found]:
@@ -68,6 +76,16 @@ def parse_jsonl(line: bytes) -> Iterator[Found]:
     >>> list(parse_jsonl(b'{"step": 3, "da'))
     [Garbage(reason='no step of the file logger: Unterminated string starting at: line 1 column 13 (char 12)')]
     """
+    try:
+        numbers = _decode_numbers(line)
+        names = numbers.data
+        if 0 <= numbers.step < MAX_STEP and "" not in names and len(max(names, key=len, default="")) <= MAX_KEY_LENGTH:
+            if None in names.values():
+                names.update((name, math.nan) for name, value in list(names.items()) if value is None)
+            yield Logged(numbers.step, cast(dict[str, float], names))
+            return
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        pass  # something else is among them, or it is no such line: what follows says
     if not line.strip():
         return
     try:

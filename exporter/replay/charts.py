@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -121,7 +121,7 @@ class Chart:
 
     >>> chart = Chart(Path("a.jsonl"), "")
     >>> for step in range(1, 10_001):
-    ...     chart.take(Said(1, step, float(step), {"loss": 1.0 / step}, (), ()), [])
+    ...     chart.take(Said(1, step, float(step), True, (), ()), {"loss": 1.0 / step})
     >>> len(chart.steps), chart.traces["loss"].high[0], chart.steps[-1]
     (2500, 1.0, 9997)
     """
@@ -145,13 +145,15 @@ class Chart:
         """Rows of a place."""
         self._newest = (0, -1)
 
-    def take(self, said: Said, expected: Iterable[tuple[str, str, Expectation]]) -> None:
+    def take(
+        self, said: Said, signals: Mapping[str, float], expected: Iterable[tuple[str, str, Expectation]] = ()
+    ) -> None:
         """A row, and what was expected before it came. One that was judged by nobody is passed over."""
-        if not said.signals:
+        if not said.judged:
             return
         self._place(said)
         place = len(self.steps) - 1
-        for name, value in said.signals.items():
+        for name, value in signals.items():
             trace = self.traces.get(name)
             if trace is None:
                 if len(self.traces) >= MOST_SIGNALS:

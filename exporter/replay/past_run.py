@@ -75,8 +75,8 @@ class Said:
     step: int
     at: float
     """When it would have arrived: Unix seconds, or seconds since the first row where the file has no times."""
-    signals: Mapping[str, float]
-    """Those of the row; none where it came late and was judged by nobody."""
+    judged: bool
+    """It did not come too late for that."""
     verdicts: tuple[Verdict, ...]
     """Every verdict, in the order of the detectors."""
     news: tuple[Verdict, ...]
@@ -138,6 +138,11 @@ class PastRun:
         """How often each detector failed; empty where none did."""
         return dict(self._watched.detector_faults)
 
+    def signals(self) -> dict[str, float]:
+        """Of the newest step, all its parts together."""
+        state = self._watched.state
+        return {name: state.signals[name] for name in state.step_signals}
+
     def facts(self) -> RunFacts:
         """The run as recovery sees it."""
         return self._watched.facts()
@@ -173,13 +178,11 @@ class PastRun:
         self._verdicts.clear()
         changes = self._apply(steps=[Step(step=row.step, metrics=metrics, time=row.time)])
         verdicts = tuple(self._verdicts)
-        state = self._watched.state
-        signals = {name: state.signals[name] for name in state.step_signals} if state.current == row.step else {}
         return Said(
             attempt=self.attempts,
             step=row.step,
             at=self._at,
-            signals=signals,
+            judged=self._watched.state.current == row.step,
             verdicts=verdicts,
             news=tuple(self._news(verdicts, changes)) if verdicts else (),
             changes=changes,

@@ -131,7 +131,7 @@ class Replay:
         expected = [] if chart is None else run.expected()
         said = run.take(row)
         if chart is not None:
-            chart.take(said, expected)
+            chart.take(said, run.signals(), expected)
         for verdict in said.news:
             self.told[verdict.severity] += 1
         decisions = self.plans[row.run].take(run, said) if self.plans else ()
