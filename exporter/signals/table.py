@@ -165,6 +165,18 @@ _SIGNALS: Final = (
         "Rollout, as the trainer waits for it",
         _ppo("timing_s/gen", "timing_s/generate_sequences"),
     ),
+    Signal(
+        "slowest_rollout_time",
+        "seconds",
+        "Generation of the slowest answer of the batch, as its worker saw it",
+        _ppo("timing_s/agent_loop/generate_sequences/max", "timing_s/agent_loop/generate_sequences_max"),
+    ),
+    Signal(
+        "mean_rollout_time",
+        "seconds",
+        "Generation of an answer, mean over the batch",
+        _ppo("timing_s/agent_loop/generate_sequences/mean", "timing_s/agent_loop/generate_sequences_mean"),
+    ),
     Signal("reward_time", "seconds", "Scoring, where it is a phase of its own", _ppo("timing_s/reward")),
     Signal(
         "old_log_prob_time",
