@@ -97,7 +97,7 @@ class Clipping(ShiftDetector):
 
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
         """A rise that stays below a share that matters is a warning at most, far below it nothing."""
-        now, reach = self._series[watch.series].scale.tell(change.now), self._reach[watch.series]
+        now, reach = self.tell(watch, change.now), self._reach[watch.series]
         if now < self._warn * reach:
             return None
         return severity if now >= reach else min(severity, Severity.WARNING)

@@ -2,9 +2,9 @@
 
 Entropy falls slowly in most healthy runs and rises in some that learn well, so neither is a finding as such. What is
 judged is a fall, or a rise, to a share of what it was within some to some dozens of steps, beyond what this run has
-shown. A fall has a forecast: when the entropy reaches ``floor`` if it goes on. A rise while the reward rises is a
-note: the policy explores and it pays. A fall over many steps is a warning, unless the reward falls with it: that is
-how a policy becomes decided.
+shown. A fall has a forecast: when the entropy reaches ``floor`` if it goes on. While the reward
+rises, both are notes: the policy explores, or becomes decided, and it pays. A fall over many steps is a warning,
+unless the reward falls with it.
 
 Changes are taken of the logarithm of entropy plus 0.01 nats: below that a policy is decided, and less means nothing.
 
@@ -24,6 +24,8 @@ from exporter.detectors.shifting import CLEAR, LINEAR, Series, ShiftDetector, Wa
 
 SLOW = 30
 """Steps from which on a fall may be the price of learning."""
+MATTERS = 0.05
+"""Nats by which an entropy must rise for a page, whatever the factor."""
 EARLY = 100
 """First steps of an attempt."""
 RISING = 2.0
@@ -111,19 +113,24 @@ class Entropy(ShiftDetector):
         )
 
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
-        """While the reward rises, a rise is a note, and a fall no page unless it is twice as large as one has to be.
+        """Hear the reward.
 
-        Nor is it early in an attempt, where entropy falls fastest. A slow fall pages only where the reward falls, too.
+        While it rises, a rise or a fall of the entropy is a note: the policy explores, or has become decided, and it
+        pays. A fall that is twice as large as one has to be pages nevertheless. Early in an attempt, where entropy
+        falls fastest, and over many steps, a fall pages only where the reward falls too.
         """
         reward = self.drift(0, change)
         if watch.rising:
+            gained = self.tell(watch, change.now) - self.tell(watch, change.before)
+            if gained < MATTERS:
+                severity = min(severity, Severity.WARNING)
             return Severity.INFO if reward > CLEAR else severity
-        if change.length > SLOW:
-            allowed = reward < -CLEAR
-        else:
-            usual = reward > RISING or self.age(watch) < EARLY
-            allowed = not usual or reward < -CLEAR or -change.size > 2.0 * watch.page
-        return severity if allowed else min(severity, Severity.WARNING)
+        if -change.size > 2.0 * watch.page and change.length <= SLOW:
+            return severity
+        if reward > RISING:
+            return Severity.INFO
+        unsure = change.length > SLOW or self.age(watch) < EARLY
+        return min(severity, Severity.WARNING) if unsure and reward > -CLEAR else severity
 
     def forecast(self, place: int, watch: Watch, sample: StepSample) -> Forecast | None:
         """Of a fall: when it reaches the floor."""

@@ -2,8 +2,11 @@
 
 A KL against the reference grows in every run that learns, and what is much is a matter of the configuration: with
 many it is 1e-4 all the time. So its level is not judged unless a range is given (``low``, ``high``, by a preset or by
-hand); what is judged is a growth by a factor within some to some dozens of steps, beyond what this run has shown. The
-logarithm is taken of the KL plus ``matters`` nats: growth that stays below that is no growth.
+hand); what is judged is a growth by a factor within some to some dozens of steps, beyond what this run has shown, and
+beyond what a policy's way from its reference explains: that begins at 0, and grows with the steps at first in every
+run, to the power of ``USUAL_POWER`` at most. A growth while the reward rises is a warning, unless it is twice as
+large as one has to be. The logarithm is taken of the KL plus ``matters`` nats: growth that stays below that is no
+growth.
 
 The page has a forecast: when the KL reaches ``limit`` if it goes on.
 
@@ -11,7 +14,8 @@ Score: as in :mod:`exporter.detectors.shifting`; of the range: KL over ``high``,
 
 Reference: L. Gao, J. Schulman, J. Hilton, Scaling Laws for Reward Model Overoptimization, ICML 2023 (reward falls
 beyond some KL); J. Schulman et al., Proximal Policy Optimization Algorithms, 2017, for the KL of one update; the
-test: see :mod:`exporter.detectors.shift`."""
+test: see :mod:`exporter.detectors.shift`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,12 @@ from typing import Any
 from exporter.detectors.base import Forecast, Severity, StepSample, Verdict
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import at_least, more_than
-from exporter.detectors.shifting import Series, ShiftDetector, Watch, logarithm, rise_to
+from exporter.detectors.shift import BEFORE, Change
+from exporter.detectors.shifting import LINEAR, Series, ShiftDetector, Watch, logarithm, rise_to
 
+USUAL_POWER = 1.5
+RISING = 2.0
+"""Units of noise from which on the reward counts as rising: it is what the distance is gone for."""
 RANGE_STEPS = 5
 """Steps in a row outside of the range that make a page; 2 make a warning."""
 _LR = "actor_rollout_ref.actor.optim.lr: lower it"
@@ -103,7 +111,21 @@ class Kl(ShiftDetector):
             budget=budget,
             window=window,
             warmup=warmup,
+            beside=(Series("reward", LINEAR, 0.005),),
         )
+
+    def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
+        """Take off what is usual so many steps from the reference, and hear the reward."""
+        size = change.size
+        if watch.series == 0:
+            before = min(max(BEFORE, change.length), self.age(watch) - change.length)
+            now = max(sample.step - 0.5 * change.length, 1.0)
+            then = max(sample.step - change.length - 0.5 * before, 1.0)
+            size -= USUAL_POWER * math.log(now / then) if now > then else 0.0
+        if size < watch.warn:
+            return None
+        paid = self.drift(0, change) > RISING and size < 2.0 * watch.page
+        return severity if size >= watch.page and not paid else min(severity, Severity.WARNING)
 
     def observe(self, sample: StepSample) -> Sequence[Verdict]:
         """Judge one step."""

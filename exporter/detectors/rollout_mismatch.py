@@ -70,9 +70,9 @@ class RolloutMismatch(ShiftDetector):
         page = rise_to(self.name, "factor", factor)
         self.check_share("warn", warn)
         series = (
-            Series("rollout_k3_kl", logarithm(0.001), 0.05),
-            Series("rollout_kl", logarithm(0.002), 0.05),
-            Series("rollout_log_ppl_diff", logarithm(0.002), 0.05),
+            Series("rollout_k3_kl", logarithm(0.002), 0.05),
+            Series("rollout_kl", logarithm(0.004), 0.05),
+            Series("rollout_log_ppl_diff", logarithm(0.004), 0.05),
             Series("rollout_probs_diff", logarithm(0.002), 0.05),
             Series("rollout_ppl_ratio", _RATIO, 0.05),
             Series("rollout_probs_correlation", _APART, 0.05),

@@ -210,6 +210,10 @@ class ShiftDetector:
         """
         return self._alongside[beside][1].drift(min(max(change.length, SOME_DOZENS), KEPT // 2))
 
+    def tell(self, watch: Watch, mean: float) -> float:
+        """A mean of a change in the signal's unit."""
+        return self._series[watch.series].scale.tell(mean)
+
     def age(self, watch: Watch) -> int:
         """Steps of this attempt that its series has seen."""
         return self._shifts[watch.series].count
