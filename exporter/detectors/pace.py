@@ -53,6 +53,8 @@ _LOWER_HALF: Final = 1.27
 _OF_LEVEL: Final = 0.45
 """Of eight normal values, in units of their standard deviation: from the smallest to the fourth, on average; and the
 standard deviation of the third."""
+_UNSETTLED: Final = 0.06
+"""How much more is asked for each of the first five blocks that is still missing."""
 _OF_WARNING: Final = 5.5
 _OF_PAGE: Final = 7.6
 """Thresholds in units of the noise of a block, at the usual budget: the best of the blocks lies about two units below
@@ -165,13 +167,18 @@ class Pace:
         ordered = [sorted(column[-BLOCK:]) for column in columns]
         levels, spreads = [o[_LEVEL] for o in ordered], [o[_MIDDLE] - o[0] for o in ordered]
         self._blocks.append((*levels, *spreads, ordered[0][-1], steps[-BLOCK]))
-        del self._blocks[:-BLOCKS]
-        self._lows = list(map(min, zip(*self._blocks, strict=True)))[: self._width]
+        if len(self._blocks) > BLOCKS:
+            gone = self._blocks.pop(0)
+            self._lows = [
+                min([block[column] for block in self._blocks]) if gone[column] <= low else min(low, level)
+                for column, (low, level) in enumerate(zip(self._lows, levels, strict=True))
+            ]
+        else:
+            self._lows = list(map(min, self._lows, levels))
         self._noise = 0.0
-        if len(steps) >= 2 * KEPT:
-            del steps[:KEPT]
-            for column in columns:
-                del column[:KEPT]
+        del steps[:-KEPT]
+        for column in columns:
+            del column[:-KEPT]
 
     def judge(self) -> Growth | None:
         """Whether the newest values have grown; asked after each push that says so."""
@@ -217,12 +224,15 @@ class Pace:
         noise = self._noise = self._noise or self._measure()
         blocks = self._blocks
         score, block = max((min(map(sub, now, blocks[i])), i) for i in range(max(0, usable - test.blocks), usable))
+        more = 1.0 + _UNSETTLED * max(0, 5 - len(blocks))
         for severity, factor, z in (
             (Severity.CRITICAL, test.page, self._z[1]),
             (Severity.WARNING, test.warn, self._z[0]),
         ):
-            threshold = max(math.log(factor), z * noise * _share(test.newest)) * (
-                HELD if self._held >= severity else 1.0
+            threshold = (
+                more
+                * max(math.log(factor), z * noise * _share(test.newest))
+                * (HELD if self._held >= severity else 1.0)
             )
             if score > threshold:
                 return severity, score, threshold, test, block - len(self._blocks)

@@ -42,7 +42,7 @@ class StepTime:
 
     ``warn_factor``, ``page_factor``: of a change that lasts 24 steps. ``fast_factor``: for a page after eight. For a
     drift, both ask for a little more than of a change that lasts. ``timeout_factor``, ``timeouts``: so many steps in a
-    row, each so many times the usual. ``least_seconds``: growth of a step below it is no finding.
+    row, each so many times the usual. ``least_seconds``: less time lost in a step is no finding.
 
     >>> detector = StepTime()
     >>> for step in range(1, 80):
@@ -68,7 +68,7 @@ class StepTime:
         fast_factor: float = 1.6,
         timeout_factor: float = 3.0,
         timeouts: int = 3,
-        least_seconds: float = 0.5,
+        least_seconds: float = 1.0,
         budget: Budget | None = None,
     ) -> None:
         more_than(self.name, "warn_factor", warn_factor, 1.0)
@@ -137,7 +137,7 @@ class StepTime:
                 pace = paces[signal]
                 if pace.push(step, -math.log(rate), (-tokens, -length)):
                     growth = pace.judge()
-                    if growth is not None:
+                    if growth is not None and (took is None or took * (1.0 - 1.0 / growth.score) >= self._least):
                         found.append((signal, growth))
         if not found and late is None:
             return ()

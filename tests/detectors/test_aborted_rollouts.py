@@ -6,9 +6,10 @@ import math
 import random
 
 import pytest
-from streams import DATA, critical, read
+from streams import critical, read
 from timed_runs import Steps, observed, restarted_in_between, wild
 
+from bench.detection.runs import DATA
 from exporter.detectors.aborted_rollouts import AbortedRollouts
 from exporter.detectors.base import Severity, StepSample
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from streams import DATA, critical, read
+from streams import critical, read
 from timed_runs import observed, restarted_in_between, slowed, summed, timed, wild
 
+from bench.detection.runs import DATA
 from exporter.detectors.base import Severity, StepSample
 from exporter.detectors.phase_times import net_time
 from exporter.detectors.step_time import StepTime
@@ -188,8 +189,10 @@ def test_a_step_number_that_goes_back_is_a_restart_and_a_second_part_of_a_step_i
     assert detector.state_dict() == before
 
 
-def test_growth_below_half_a_second_is_no_finding() -> None:
-    run = [(step, {"step_time": 0.1 if step < 60 else 0.4}) for step in range(1, 120)]
+def test_growth_below_a_second_is_no_finding() -> None:
+    run = [
+        (step, {"step_time": 0.1 if step < 60 else 0.8, "mfu": 0.4 if step < 60 else 0.05}) for step in range(1, 120)
+    ]
     assert observed(StepTime(), run) == []
     assert observed(StepTime(least_seconds=0.0), run)
 
