@@ -171,7 +171,7 @@ class Patch:
 
     def lengths(self, shape: Shape) -> None:
         """Responses are ``shape`` times as long, up to the limit, and what goes with the tokens: their number, time."""
-        cap = self.setup.max_response_length or self._seen_cap()
+        cap = float(self.setup.max_response_length or self._seen_cap())
         for time, row in enumerate(self.rows, start=1):
             old = row.get(LENGTH[0])
             if old is None or old <= 0:

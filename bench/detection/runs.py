@@ -67,12 +67,12 @@ def available() -> bool:
     return all((DATA / f"{name}.jsonl.gz").is_file() for name in TUNED + HELD_OUT)
 
 
-def real_runs(most_steps: int | None = None) -> list[HealthyRun]:
-    """All real runs, or their first ``most_steps``; none where they are not there."""
+def real_runs(most_steps: int | None = None, each: int | None = None) -> list[HealthyRun]:
+    """All real runs, or ``each`` of both splits, and their first ``most_steps``; none where they are not there."""
     if not available():
         return []
-    named: list[tuple[str, Split]] = [(name, "tuned") for name in TUNED]
-    named += [(name, "held_out") for name in HELD_OUT]
+    named: list[tuple[str, Split]] = [(name, "tuned") for name in TUNED[:each]]
+    named += [(name, "held_out") for name in HELD_OUT[:each]]
     return [_real(name, split, most_steps) for name, split in named]
 
 

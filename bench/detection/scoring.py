@@ -134,7 +134,7 @@ def recall(walks: Sequence[Walk]) -> Table:
     for name in KIND:
         row = {label: _share(delays[name, s]) for s, label in enumerate(SEVERITIES) if (name, s) in delays}
         if row:
-            kinds[name] = row | {"all": _share([d for s in range(3) for d in delays[name, s]])}
+            kinds[name] = row | {"all": _share([d for s in range(3) for d in delays.get((name, s), [])])}
     mild = [d for (_, severity), found in delays.items() if severity == 0 for d in found]
     grave = [d for (_, severity), found in delays.items() if severity > 0 for d in found]
     any_way = [heard(outcome) for walk in walks for outcome in walk.outcomes if outcome.case.severity >= 0]
