@@ -65,7 +65,7 @@ NOT_ITS_LIMIT = 1.02
 """A reading this many times a limit says that the limit is of something else (the log has a sum over GPUs)."""
 GIB = 1024.0**3
 
-_GPU_ADVICE = (
+GPU_ADVICE = (
     "actor_rollout_ref.rollout.gpu_memory_utilization: lower it, and see that rollout.free_cache_engine is true",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu): lower it",
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, where reserved memory grows and allocated memory does not",
@@ -91,8 +91,8 @@ class _Watch:
 
 
 _WATCHES = (
-    _Watch("gpu_memory", "GPU memory (reserved)", False, _GPU_ADVICE),
-    _Watch("gpu_memory_allocated", "GPU memory (allocated)", False, _GPU_ADVICE),
+    _Watch("gpu_memory", "GPU memory (reserved)", False, GPU_ADVICE),
+    _Watch("gpu_memory_allocated", "GPU memory (allocated)", False, GPU_ADVICE),
     _Watch("host_memory", "host memory", True, _HOST_ADVICE),
 )
 _MEANING = {
@@ -187,7 +187,7 @@ class Memory:
             limit = None
         if not self._worth_a_fit(watch, series, value, limit):
             return None
-        growth = series.growth(_steady)
+        growth = series.growth(steady)
         series.wait(FAILED_PAUSE if growth is None else min(growth.seen / 8.0, LONGEST_PAUSE))
         if growth is None or not growth.rise > TOOTH * series.deepest_tooth():
             return None
@@ -223,7 +223,7 @@ class Memory:
         used = min(growth.level, value) / limit
         tight = used > self._near and growth.seen >= LEAST_WARNING and when.steps < 2.0 * reach and when.late < NEVER
         page = (
-            when.steps <= reach
+            when.steps < reach
             and (total is None or sample.step + when.steps < total)
             and growth.seen >= max(LEAST_SEEN, SEEN_SHARE * when.steps, WARNING_SHARE * when.late)
             and gone >= GONE
@@ -345,7 +345,7 @@ class Memory:
         self._validations, self._last = (int(newest), int(before)), int(state["last"])
 
 
-def _steady(growth: Growth) -> bool:
+def steady(growth: Growth) -> bool:
     """A climb in several rises that goes on, above the noise."""
     return (
         growth.rises >= LEAST_RISES

@@ -218,6 +218,7 @@ class Trend:
 
     def push(self, step: float, value: float) -> None:
         """Take the next step's value."""
+        step = float(step)  # beyond 2**53 two steps may be one
         if not (step > self._last and math.isfinite(value)):
             return
         self._last, self._line = step, None
@@ -226,7 +227,7 @@ class Trend:
             self._xs.append(step)
             self._ys.append(value)
         else:
-            self._open.append((float(step), value))
+            self._open.append((step, value))
             if len(self._open) < self._width:
                 return
             x, y = self._being_filled()
