@@ -20,6 +20,8 @@ from exporter.detectors.communication import Communication
 from exporter.detectors.dead_run import DeadRun
 from exporter.detectors.entropy import Entropy
 from exporter.detectors.fixed_limits import FixedLimits
+from exporter.detectors.gpu_idle import GpuIdle
+from exporter.detectors.gpu_memory_pressure import GpuMemoryPressure
 from exporter.detectors.gradient_instability import GradientInstability
 from exporter.detectors.kl import Kl
 from exporter.detectors.learning_rate import LearningRate
@@ -33,8 +35,10 @@ from exporter.detectors.reward import Reward
 from exporter.detectors.rollout_failures import RolloutFailures
 from exporter.detectors.rollout_mismatch import RolloutMismatch
 from exporter.detectors.silent_run import SilentRun
+from exporter.detectors.slow_worker import SlowWorker
 from exporter.detectors.stalled_phase import StalledPhase
 from exporter.detectors.step_time import StepTime
+from exporter.detectors.stragglers import Stragglers
 from exporter.detectors.surge import Surge
 from exporter.detectors.trainer_exited import TrainerExited
 
@@ -56,12 +60,16 @@ STEP_DETECTORS: Final[Mapping[str, Callable[..., StepDetector]]] = {
     AbortedRollouts.name: AbortedRollouts,
     Memory.name: Memory,
     FixedLimits.name: FixedLimits,
+    SlowWorker.name: SlowWorker,
 }
 LIVE_DETECTORS: Final[Mapping[str, Callable[..., LiveDetector]]] = {
     StalledPhase.name: StalledPhase,
     RolloutFailures.name: RolloutFailures,
     SilentRun.name: SilentRun,
     TrainerExited.name: TrainerExited,
+    GpuIdle.name: GpuIdle,
+    GpuMemoryPressure.name: GpuMemoryPressure,
+    Stragglers.name: Stragglers,
 }
 NAMES: Final = (*STEP_DETECTORS, *LIVE_DETECTORS)
 BUDGET: Final = "budget"
