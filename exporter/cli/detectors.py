@@ -66,7 +66,7 @@ def _as_table(found: tuple[Described, ...]) -> None:
 
     rows: list[tuple[str, ...]] = []
     for one in found:
-        meaning = f"{one.meaning} Nothing is set, so it does not run." if one.idle else one.meaning
+        meaning = one.meaning.replace("``", "") + (" Nothing is set, so it does not run." if one.idle else "")
         rows.append((one.name, "enabled", shown(one.enabled), one.origin, "true", "", meaning))
         rows += [
             (

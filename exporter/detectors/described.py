@@ -23,7 +23,7 @@ Origin = Literal["default", "preset", "file"]
 
 _UNITS = ("seconds", "steps", "tokens", "requests", "failures")
 """Last words of option names that are units."""
-_NAMES = r"``\w+``(?:(?:, and |, | and )``\w+``)*"
+_NAMES = r"``\w+``(?:(?:, and |, | and | of )``\w+``)*"
 _EXPLAINED = re.compile(
     rf"(?P<names>{_NAMES})(?: \((?P<unit>[^)]*)\))?: (?P<text>.*?)(?=\s*{_NAMES}(?: \([^)]*\))?: |$)"
 )
@@ -125,7 +125,7 @@ def _referred(option: str, words: tuple[str, str]) -> tuple[str, str]:
 def explanations(kind: Callable[..., Any]) -> tuple[str, dict[str, tuple[str, str]]]:
     """From a detector's docstring: its first paragraph, and unit and meaning by option.
 
-    An option that is only mentioned where another is explained is referred to that one.
+    An option that is only mentioned, in the first paragraph or where another is explained, is referred to that.
 
     >>> class Example:
     ...     '''Something is wrong.
@@ -142,14 +142,15 @@ inside'), 'high': ('nats', 'the range: no page inside')})
     """
     paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
     found: dict[str, tuple[str, str]] = {}
-    mentioned: dict[str, tuple[str, str]] = {}
+    # Of a detector with few options the first paragraph may say it all.
+    mentioned = {name: ("", "see above") for name in re.findall(r"``(\w+)``", paragraphs[0])}
     for paragraph in paragraphs[1:]:
         if paragraph.startswith(">>>"):
             break
         for match in _EXPLAINED.finditer(paragraph):
             names = re.findall(r"``(\w+)``", match["names"])
             for name in names:
-                unit = match["unit"] or next((word for word in _UNITS if name.endswith(f"_{word}")), "")
+                unit = match["unit"] or next((word for word in _UNITS if f"_{name}".endswith(f"_{word}")), "")
                 found[name] = (unit, match["text"].strip().removesuffix("."))
             for name in re.findall(r"``(\w+)``", match["text"]):
                 mentioned.setdefault(name, ("", f"see ``{names[0]}``"))

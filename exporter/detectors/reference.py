@@ -75,7 +75,7 @@ def _detectors() -> Iterator[str]:
     for one in by_preset[DEFAULT_PRESET].values():
         yield f"\n### {one.name}\n"
         off = [f"`{name}`" for name, all_of in by_preset.items() if not all_of[one.name].enabled]
-        yield f"{one.meaning} Judges {_JUDGES[one.judges]}.{f' Off in {_and(off)}.' if off else ''}"
+        yield f"{_cell(one.meaning)} Judges {_JUDGES[one.judges]}.{f' Off in {_and(off)}.' if off else ''}"
         if not one.options:
             continue
         yield "\n| option | default | unit | meaning | presets |"

@@ -216,9 +216,13 @@ CHANGES: dict[str, tuple[str, Change]] = {
             "response_length": 800.0,
         },
     ),
-    "KL grows from 0.005 to 0.05": (
+    "KL grows to the controller's target": (
         "kl",
-        lambda step, _: {"kl": 0.005 * (1 + 0.1 * wave(step)) * (1 + 9 * ramp(step, 12))},
+        lambda step, _: {"kl": 0.005 * (1 + 0.1 * wave(step)) * (1 + 19 * ramp(step, 12))},
+    ),
+    "KL grows far beyond it": (
+        "kl",
+        lambda step, _: {"kl": 0.005 * (1 + 0.1 * wave(step)) * (1 + 59 * ramp(step, 12))},
     ),
     "eight steps without a gradient": (
         "dead_run",
@@ -234,7 +238,8 @@ CHANGES: dict[str, tuple[str, Change]] = {
         ("answers get 1.8 times as long", ("grpo", "ppo"), ("dapo", "sft")),
         ("half of the answers are cut", ("grpo", "ppo"), ("dapo", "sft")),
         ("steps take 1.7 times as long", ("grpo", "ppo", "sft"), ("dapo",)),
-        ("KL grows from 0.005 to 0.05", ("grpo", "dapo"), ("ppo", "sft")),
+        ("KL grows to the controller's target", ("grpo", "dapo"), ("ppo", "sft")),
+        ("KL grows far beyond it", ("grpo", "ppo", "dapo"), ("sft",)),
         ("eight steps without a gradient", ("ppo", "dapo", "sft"), ("grpo",)),
     ],
 )
