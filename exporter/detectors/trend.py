@@ -174,21 +174,21 @@ class Trend:
     ...     trend.push(step, 8.0 + 0.25 * step + step * 7919 % 11 / 100)
     >>> line = trend.line()
     >>> f"{line.slope:.3f} a step, {line.level:.1f} at step {line.step:.0f}, {arrival(line, 93.0).steps:.0f} to go"
-    '0.250 a step, 83.0 at step 300, 40 to go'
+    '0.250 a step, 83.1 at step 300, 40 to go'
     """
 
-    __slots__ = ("_last", "_line", "_most", "_open", "_points", "_width", "_xs", "_ys")
+    __slots__ = ("_last", "_line", "_open", "_points", "_room", "_span", "_width", "_xs", "_ys")
 
     def __init__(self, *, span: int = 200, points: int = 40) -> None:
         self._points = max(points - points % 2, 2 * LEAST_POINTS)
-        self._most = max(1, -(-span // self._points))
+        self._span = max(span, self._points)
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         self._xs, self._ys = array("d"), array("d")  # closed points: mean step, median value
         self._open: list[tuple[float, float]] = []  # steps of the point that is being filled
-        self._width = 1  # steps that make a point
+        self._set_width(1)
         self._last = -math.inf
         self._line: Line | None = None  # computed since the last push
 
@@ -234,19 +234,24 @@ class Trend:
             self._xs.append(x)
             self._ys.append(y)
             self._open.clear()
-        if len(self._xs) > self._points:
+        if len(self._xs) > self._room:
             self._make_room()
 
     def _make_room(self) -> None:
         """Let two neighbours be one from now on, or the oldest go where the window is as long as it may be."""
-        if self._width >= self._most:
+        if self._width * self._points >= self._span:
             del self._xs[0], self._ys[0]
             return
         x, y = self._xs.pop(), self._ys.pop()
         for series in (self._xs, self._ys):
             series[:] = array("d", [0.5 * a + 0.5 * b for a, b in zip(series[::2], series[1::2], strict=True)])
         self._open.extend([(x, y)] * self._width)
-        self._width *= 2
+        self._set_width(2 * self._width)
+
+    def _set_width(self, width: int) -> None:
+        """``width`` steps make a point from now on."""
+        self._width = width
+        self._room = min(self._points, self._span // width)
 
     def _being_filled(self) -> tuple[float, float]:
         return sum(x for x, _ in self._open) / len(self._open), median([y for _, y in self._open])
@@ -289,7 +294,7 @@ class Trend:
         self._xs.extend(map(float, state["xs"]))
         self._ys.extend(map(float, state["ys"]))
         self._open.extend((float(x), float(y)) for x, y in state["open"])
-        self._width = int(state["width"])
+        self._set_width(int(state["width"]))
         self._last = -math.inf if state["last"] is None else float(state["last"])
 
 
