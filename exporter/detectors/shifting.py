@@ -113,7 +113,7 @@ class ShiftDetector:
         self._onsets: list[int | None] = [None] * len(self._watches)
         self._pace = math.log(USUAL_STEP_SECONDS)
         self._paced = 0
-        self._rarity = self._budget.rarity()
+        self._rarity, self._least = self._budget.rarity(), self._budget.least()
         self._last_step = -1
 
     def check_share(self, option: str, value: float) -> None:
@@ -160,14 +160,15 @@ class ShiftDetector:
 
     def _judge(self, place: int, watch: Watch, sample: StepSample) -> Verdict | None:
         shift, held = self._shifts[watch.series], self._held[place]
-        least = watch.noises * shift.noise
-        warn = max(watch.warn, least * (watch.warn / watch.page if watch.page > 0.0 else NOISY_WARNING))
+        noisy = watch.noises * shift.noise
+        share = watch.warn / watch.page if watch.page > 0.0 else NOISY_WARNING
+        warn = self._least * max(watch.warn, noisy * share)
         warning = shift.change(rising=watch.rising, least=warn, rarity=self._rarity - _LESS_RARE)
         if warning is None:
             held[0] = held[1] = 0
             self._onsets[place] = None
             return None
-        page = shift.change(rising=watch.rising, least=max(watch.page, least), rarity=self._rarity)
+        page = shift.change(rising=watch.rising, least=self._least * max(watch.page, noisy), rarity=self._rarity)
         held[0] = held[0] + 1 if page is not None else 0
         held[1] += 1
         if held[1] < HOLD:
