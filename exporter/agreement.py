@@ -6,8 +6,8 @@ recovery counts its witnesses. Nothing is stored: a situation follows from the i
 exporter that was started again, have the same ones.
 
 Where an incident belongs is decided by what was known when it was said, in the order in which the incidents were said.
-So a later finding never tears a situation apart nor joins two, and the finding that was said first names it for as long
-as it lasts: an alert made of it keeps its identity while the situation grows.
+So in the attempt that runs a later finding never tears a situation apart nor joins two, and the finding that was said
+first names it for as long as it lasts: an alert made of it keeps its identity while the situation grows.
 
 The grouping is alarm correlation by time and by known dependencies, as in M. Steinder and A. S. Sethi, A survey of
 fault localization techniques in computer networks, Science of Computer Programming 53, 2004. The combined confidence is
@@ -112,9 +112,9 @@ def grouped(incidents: Iterable[Incident]) -> list[Group]:
     """The situations of one run in the order in which they began; ``incidents`` may come in any order."""
     groups: list[Group] = []
 
-    def said(incident: Incident) -> tuple[float, int, int, str]:
+    def said(incident: Incident) -> tuple[int, float, int, int, str]:
         rank = place(incident.detector, incident.signal).rank
-        return (incident.said_at, incident.first_step, rank, incident.id)
+        return (incident.order, incident.said_at, incident.first_step, rank, incident.id)
 
     for incident in sorted(incidents, key=said):
         if not any(group.take(incident) for group in reversed(groups)):

@@ -62,6 +62,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     opened_at: float
     began_at: float | None = None
     """When the first verdict of this attempt came; None: at ``opened_at``."""
+    order: int = 0
+    """When it was first said in this attempt, counted over all incidents of the run; what is said together has one
+    number."""
     first_onset: int | None = None
     """The onset as the first verdict of this attempt estimated it; None: not remembered."""
     paged_at: float | None = None
@@ -121,6 +124,7 @@ class BookState(msgspec.Struct, kw_only=True):
     history: list[Incident] = []
     notes: list[Verdict] = []
     opened: dict[tuple[str, str], int] = {}
+    order: int = 0
 
 
 class IncidentBook:
@@ -135,6 +139,7 @@ class IncidentBook:
         self.notes: deque[Verdict] = deque(maxlen=HISTORY)
         self.opened: dict[tuple[str, str], int] = {}
         """Incidents opened so far by (detector, severity at opening)."""
+        self._order = 0
 
     def __iter__(self) -> Iterator[Incident]:
         """Every incident that is not resolved."""
@@ -152,6 +157,7 @@ class IncidentBook:
             history=list(self.history),
             notes=list(self.notes),
             opened=dict(self.opened),
+            order=self._order,
         )
 
     def load(self, state: BookState) -> None:
@@ -161,6 +167,7 @@ class IncidentBook:
         self.history = deque(state.history, maxlen=HISTORY)
         self.notes = deque(state.notes, maxlen=HISTORY)
         self.opened = dict(state.opened)
+        self._order = state.order
 
     def find(self, incident_id: str) -> Incident | None:
         """The incident of that id, open or among the resolved that are remembered."""
@@ -249,6 +256,8 @@ class IncidentBook:
 
     def _take_in(self, verdicts: Sequence[Verdict], kind: Kind, attempt: int, at: float) -> list[Change]:
         changes = []
+        if verdicts:
+            self._order += 1
         for verdict in verdicts:
             if verdict.severity <= Severity.INFO:
                 self.notes.append(verdict)
@@ -280,6 +289,7 @@ class IncidentBook:
             last_step=verdict.step,
             opened_at=at,
             began_at=at,
+            order=self._order,
             first_onset=verdict.onset,
             paged_at=at if verdict.severity is Severity.CRITICAL else None,
             paged_step=verdict.step if verdict.severity is Severity.CRITICAL else None,
@@ -315,6 +325,7 @@ class IncidentBook:
             onset=min(before.onset, verdict.onset) if same else verdict.onset,
             first_step=before.first_step if same else verdict.step,
             began_at=before.began_at if same else at,
+            order=before.order if same else self._order,
             first_onset=before.first_onset if same else verdict.onset,
             last_step=verdict.step,
             paged_at=paged[0],

@@ -69,5 +69,5 @@ def acknowledge(
 def _others(url: str, incident_id: str) -> list[str]:
     """The incidents that belong together with this one and that nobody has acknowledged."""
     situations = ask(url, "/api/v1/incidents", "situations")["situations"]
-    theirs = next((s["findings"] for s in situations if incident_id in (f["incident"] for f in s["findings"])), [])
-    return [one["incident"] for one in theirs if one["state"] == "opened" and one["incident"] != incident_id]
+    theirs = (s["findings"] for s in situations if any(one["incident"] == incident_id for one in s["findings"]))
+    return [one["incident"] for one in next(theirs, ()) if one["state"] == "opened" and one["incident"] != incident_id]

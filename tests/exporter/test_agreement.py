@@ -245,7 +245,7 @@ def test_the_weights_of_a_slow_or_full_run_are_sound_and_those_of_an_unknown_fin
 def test_incidents_of_an_older_snapshot_which_knows_less_are_grouped_as_well() -> None:
     it = book()
     say(it, found("surge/grad_norm", 10), found("surge/kl", 12))
-    less = [msgspec.structs.replace(incident, began_at=None, first_onset=None) for incident in it]
+    less = [msgspec.structs.replace(incident, began_at=None, first_onset=None, order=0) for incident in it]
     assert [len(group.incidents) for group in grouped(less)] == [2]
 
 
@@ -272,7 +272,7 @@ def identity(incident: Incident) -> tuple[str, int]:
     return incident.id, incident.attempt
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(COURSE, st.randoms(use_true_random=False))
 def test_a_later_finding_never_tears_a_situation_apart_joins_two_or_renames_one(
     course: list[tuple[int, list[tuple[str, int, Severity, float]], str]], shuffle: random.Random
@@ -290,7 +290,8 @@ def test_a_later_finding_never_tears_a_situation_apart_joins_two_or_renames_one(
         now = {identity(i): identity(group.incidents[0]) for group in there for i in group.incidents}
         assert len(now) == len(incidents)
         for one, leader in before.items():
-            if one in now and leader in now:
+            # Of an attempt that is over, a finding that comes again in the next one leaves.
+            if one in now and leader in now and one[1] == max(of for _, of in now):
                 assert now[one] == leader
         lasting = [(group.incidents[0].attempt, group.name) for group in there if group.open]
         assert len(lasting) == len(set(lasting))
