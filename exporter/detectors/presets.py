@@ -106,6 +106,7 @@ _SFT: Final = Preset(
             "reward",
             "communication",
             "aborted_rollouts",
+            "slow_worker",
             "rollout_failures",
         ),
         "dead_run": Difference(
@@ -145,6 +146,7 @@ _MANUAL: Final = Preset(
             "reward",
             "step_time",
             "communication",
+            "slow_worker",
         ),
     },
 )

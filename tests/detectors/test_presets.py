@@ -43,12 +43,12 @@ def test_what_is_certain_is_watched_under_every_preset(preset: str) -> None:
 def test_manual_leaves_off_what_learns_its_thresholds_from_the_run() -> None:
     calibrated = {name for name, kind in KINDS.items() if "budget" in inspect.signature(kind).parameters}
     assert calibrated
-    assert names("manual").isdisjoint(calibrated | {"surge", "gradient_instability"})
+    assert names("manual").isdisjoint(calibrated | {"surge", "gradient_instability", "slow_worker"})
 
 
 def test_sft_leaves_off_what_needs_a_rollout() -> None:
     off = {"kl", "entropy", "response_length", "clipping", "rollout_mismatch", "reward", "communication"}
-    off |= {"aborted_rollouts", "rollout_failures"}
+    off |= {"aborted_rollouts", "rollout_failures", "slow_worker"}
     assert names("sft").isdisjoint(off)
     assert names("grpo") >= off
 
