@@ -233,8 +233,20 @@ def faults(walks: Iterable[Walk]) -> dict[str, int]:
     return {name: number for name, number in count.items() if number}
 
 
+def _only_generated(recall: Mapping[str, Any], judged: str) -> tuple[float | None, float | None]:
+    """Share of the moderate and severe, and of the mild faults of kinds that no run of ``judged`` can have."""
+    here = recall.get(judged, {}).get("by_kind", {})
+    rows = [row for name, row in recall.get("generated", {}).get("by_kind", {}).items() if name not in here]
+    shares = []
+    for labels in (SEVERITIES[1:], SEVERITIES[:1]):
+        chosen = [row[label] for row in rows for label in labels if label in row]
+        tries = sum(share["tries"] for share in chosen)
+        shares.append(round(sum(share["caught"] for share in chosen) / tries, 4) if tries else None)
+    return shares[0], shares[1]
+
+
 def bars(result: Mapping[str, Any], judged: str) -> list[Table]:
-    """The bars, on the runs of the split ``judged``."""
+    """The bars, on the runs of the split ``judged``; for kinds of fault that these cannot have, on the generated ones."""
     calm, found = result["healthy"].get(judged, {}), result["recall"].get(judged, {})
     rows: list[Table] = []
 
@@ -248,6 +260,9 @@ def bars(result: Mapping[str, Any], judged: str) -> list[Table]:
     bar("warnings per 1,000 healthy steps", calm.get("warnings_per_1000"), 2.0)
     bar("moderate and severe faults paged in time", found.get("moderate_and_severe", {}).get("share"), 0.95, least=True)
     bar("mild faults warned of in time", found.get("mild", {}).get("share"), 0.8, least=True)
+    grave, mild = _only_generated(result["recall"], judged)
+    bar("the same, of kinds that only the generated runs can have", grave, 0.95, least=True)
+    bar("mild ones of these kinds", mild, 0.8, least=True)
     for name, row in result["controls"].items():
         bar(f"pages on {row['tries']} times: {name}", row["pages"], 0)
     for name, row in result["forecasts"].get(judged, {}).items():
