@@ -148,10 +148,28 @@ def _as_table(replays: list[Replay]) -> int:
         any(run.attempts > 1 for one in replays for run in one.runs.values()),
     )
     told.show(several, COLUMNS, none="Nothing would have been said.")
+    _show_what_belongs_together(replays, several)
     if replays[0].new_plans is not None:
         print()
         decided.show(several, PLAN_COLUMNS, none="Recovery would have had nothing to decide.")
     return worst
+
+
+def _show_what_belongs_together(replays: list[Replay], several: tuple[bool, bool, bool]) -> None:
+    """The headlines under which people would have been told, where one is of more than one finding."""
+    from exporter.agreement import situations
+    from exporter.replay.answers import TOGETHER_COLUMNS, together_row
+
+    rows = Rows()
+    alone = True
+    for one in replays:
+        for name, run in one.runs.items():
+            for situation in situations(run.incidents()):
+                rows.add((str(one.path), name, str(situation.attempt)), together_row(situation))
+                alone = alone and len(situation.findings) < 2
+    if not alone:
+        print()
+        rows.show(several, TOGETHER_COLUMNS, none="")
 
 
 class Rows:

@@ -10,6 +10,7 @@ from exporter.detectors.base import Forecast, Verdict
 from exporter.protocol import json_number
 
 if TYPE_CHECKING:
+    from exporter.agreement import Situation
     from exporter.recovery.facts import OpenIncident
     from exporter.replay.plans import Decision
 
@@ -102,6 +103,20 @@ def _finding(incident: OpenIncident) -> dict[str, Any]:
         "onset": incident.onset,
         "summary": incident.summary,
     }
+
+
+TOGETHER_COLUMNS = ("SAID", "CRITICAL", "FINDINGS", "HEADLINE")
+
+
+def together_row(situation: Situation) -> tuple[str, ...]:
+    """The cells of :data:`TOGETHER_COLUMNS`."""
+    pages = [one.paged_step for one in situation.findings if one.paged_step is not None]
+    return (
+        str(min(one.first_step for one in situation.findings)),
+        str(min(pages)) if pages else "",
+        str(len(situation.findings)),
+        situation.headline,
+    )
 
 
 PLAN_COLUMNS = ("STEP", "PLAN", "DECISION", "TARGET", "DETECTOR", "SIGNAL", "WHY")

@@ -20,7 +20,7 @@ from typing import Any, Final
 from exporter.detectors.base import Expectation, Expecting, LiveDetector, Severity, StepDetector, StepSample, Verdict
 from exporter.detectors.registry import DetectorSet
 from exporter.detectors.setup import UNKNOWN, RunSetup
-from exporter.incidents import Change, Rules
+from exporter.incidents import Change, Incident, Rules
 from exporter.protocol import PROTOCOL_VERSION, AttemptStarted, Batch, CheckpointSaved, Event, Number, Run, Sender, Step
 from exporter.recovery.facts import RunFacts
 from exporter.replay.rows import Row
@@ -31,6 +31,8 @@ from exporter.signals import SIGNALS, plan_of
 STEP_TIMES: Final = tuple(spelling.key for spelling in SIGNALS["step_time"].spellings)
 SAVED: Final = tuple(spelling.key for spelling in SIGNALS["checkpoint_time"].spellings)
 LONGEST_STEP: Final = 86_400.0
+MOST_INCIDENTS: Final = 2000
+"""That are remembered to say which of them belong together."""
 UNKNOWN_STEP_SECONDS: Final = 1.0
 """Between two steps of which nothing says how long they took."""
 
@@ -123,6 +125,7 @@ class PastRun:
         self._oldest = 0
         self._logged = Sequences()
         self._noted: dict[tuple[str, str], int] = {}
+        self._incidents: dict[str, Incident] = {}
         self.attempts = 0
         self.saves = 0
         """Checkpoints, by what the log says or by ``save_freq``."""
@@ -142,6 +145,11 @@ class PastRun:
         """Of the newest step, all its parts together."""
         state = self._watched.state
         return {name: state.signals[name] for name in state.step_signals}
+
+    def incidents(self) -> list[Incident]:
+        """Every incident, in the order in which they were opened, as it ended or is now."""
+        now = {incident.id: incident for incident in self._watched.book}
+        return [now.get(incident.id, incident) for incident in self._incidents.values()]
 
     def facts(self) -> RunFacts:
         """The run as recovery sees it."""
@@ -177,6 +185,9 @@ class PastRun:
         metrics: dict[str, Number] = row.metrics  # type: ignore[assignment]
         self._verdicts.clear()
         changes = self._apply(steps=[Step(step=row.step, metrics=metrics, time=row.time)])
+        for change in changes:
+            if change.after.id in self._incidents or len(self._incidents) < MOST_INCIDENTS:
+                self._incidents[change.after.id] = change.after
         verdicts = tuple(self._verdicts)
         return Said(
             attempt=self.attempts,

@@ -98,8 +98,8 @@ def _range(chart: Chart) -> tuple[float, float, float, bool]:
         for at, forecast in episode.forecasts
         if forecast.steps is not None and math.isfinite(forecast.steps) and episode.last >= last - 1
     ]
-    room = 0.2 * (last - first)
-    beyond = max([last, *(min(end, last + room) for end in ahead)])
+    # What lies further ahead than that would leave the run itself little room, and is drawn as far as there is some.
+    beyond = max([last, *(end for end in ahead if end <= last + 0.4 * (last - first))])
     margin = max(0.5, 0.006 * (beyond - first))
     return first - margin, last, beyond + margin, beyond > last
 
@@ -166,7 +166,7 @@ def _timeline(axis: Axes, chart: Chart, rows: Sequence[tuple[tuple[str, str], Se
     every = len({(e.detector, e.signal) for e in chart.episodes})
     if every > len(rows):
         axis.annotate(
-            f"and {every - MOST_ROWS} more kinds of finding", (0.996, len(rows) - 1), ha="right", va="center",
+            f"and {every - MOST_ROWS} more", (0.996, len(rows) - 1), ha="right", va="center",
             xycoords=("axes fraction", "data"), fontsize=7.5, style="italic",
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_a_healthy_run_leaves_standard_output_empty(good: Path, replay: Replayin
 
 def test_the_table_tells_an_episode_once_and_when_it_becomes_worse(bad: Path, replay: Replaying) -> None:
     answer = replay(bad, output="table")
-    heading, *rows = answer.out.splitlines()
+    heading, *rows = answer.out.partition("\n\n")[0].splitlines()
     assert heading.split() == ["STEP", "SEVERITY", "DETECTOR", "SIGNAL", "ONSET", "WHAT"]
     cells = [row.split()[:5] for row in rows]
     grown = [severity for _, severity, detector, signal, _ in cells if (detector, signal) == ("surge", "grad_norm")]
@@ -61,6 +62,23 @@ def test_the_table_tells_an_episode_once_and_when_it_becomes_worse(bad: Path, re
     told = [(severity, detector, signal) for _, severity, detector, signal, _ in cells]
     assert told.count(("critical", "non_finite", "loss")) == 1
     assert f"critical: {sum(severity == 'critical' for severity, _, _ in told)}," in answer.err
+
+
+def test_findings_that_belong_together_have_one_headline(bad: Path, replay: Replaying) -> None:
+    together = replay(bad, output="table").out.partition("\n\n")[2].splitlines()
+    assert together[0].split() == ["SAID", "CRITICAL", "FINDINGS", "HEADLINE"]
+    (only,) = together[1:]
+    findings = {(v["detector"], v["signal"]) for v in replay(bad).verdicts if v["severity"] != "info"}
+    assert int(only.split()[2]) == len(findings)
+    assert "grad_norm" in only
+    assert "loss" in only
+
+
+def test_a_finding_alone_needs_no_headline(tmp_path: Path, replay: Replaying) -> None:
+    steps = [(step, {"train/loss": math.nan if step > 30 else 2.0 + files.wave(step, 0.1)}) for step in range(1, 41)]
+    answer = replay(files.written(tmp_path / "run", files.jsonl(steps)), output="table")
+    assert "critical: 1," in answer.err
+    assert "HEADLINE" not in answer.out
 
 
 def test_a_table_without_a_finding_says_so(good: Path, replay: Replaying) -> None:
