@@ -46,8 +46,10 @@ _BY_DETECTOR: Final[dict[str, tuple[Kind, str]]] = {
     "stalled_phase": ("availability", "phases"),
     "gpu_idle": ("speed", "speed"),
     "stragglers": ("speed", "speed"),
+    "slow_worker": ("speed", "speed"),
     "communication": ("speed", "speed"),
     "step_time": ("speed", "speed"),
+    "gpu_memory_pressure": ("memory", "GPU memory"),
 }
 """Detectors whose signals are no canonical ones: a phase, a GPU, a node."""
 

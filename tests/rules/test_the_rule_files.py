@@ -150,7 +150,8 @@ def test_every_alert_of_a_situation_says_what_else_belongs_to_it_and_none_is_mad
 def test_the_default_policy_lets_every_detector_trigger_for_which_a_checkpoint_may_be_an_answer() -> None:
     triggers = {name for trigger in RecoveryPolicy().triggers for name in trigger.detectors}
     assert triggers <= set(NAMES)
-    left_to_a_person = {"fixed_limits", "step_time", "communication", "stragglers", "gpu_idle", "memory"}
+    slow = {"step_time", "communication", "stragglers", "slow_worker", "gpu_idle"}
+    left_to_a_person = {"fixed_limits", "memory", "gpu_memory_pressure", *slow}
     assert set(NAMES) - triggers <= left_to_a_person
     assert not triggers & left_to_a_person
 
