@@ -26,6 +26,8 @@ SLOW = 30
 """Steps from which on a fall may be the price of learning."""
 MATTERS = 0.05
 """Nats by which an entropy must rise for a page, whatever the factor."""
+MATTERS_LESS = 0.02
+"""Nats by which it must fall."""
 EARLY = 100
 """First steps of an attempt."""
 RISING = 2.0
@@ -120,11 +122,13 @@ class Entropy(ShiftDetector):
         falls fastest, and over many steps, a fall pages only where the reward falls too.
         """
         reward = self.drift(0, change)
+        gained = self.tell(watch, change.now) - self.tell(watch, change.before)
         if watch.rising:
-            gained = self.tell(watch, change.now) - self.tell(watch, change.before)
             if gained < MATTERS:
                 severity = min(severity, Severity.WARNING)
             return Severity.INFO if reward > CLEAR else severity
+        if -gained < MATTERS_LESS:
+            severity = min(severity, Severity.WARNING)
         if -change.size > 2.0 * watch.page and change.length <= SLOW:
             return severity
         if reward > RISING:

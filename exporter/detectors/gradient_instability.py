@@ -1,10 +1,12 @@
 """Step detector ``gradient_instability``: the gradient norm jumps about much more than it used to.
 
-The operations manual's rule is: the spread (largest less smallest) of three steps is above twice the usual. On healthy
-runs that holds at every tenth step. Made robust: the usual is taken from a window of spreads that ends before the steps
-under judgement, as the larger of twice its median and its 90th percentile; what is compared with it is not one spread
-but the k-th largest of the last n, so that most of them must be large; and the effect must be ``factor``, not just
-significant. A heavy-tailed but healthy gradient has a 90th percentile to match.
+The operations manual's rule is: the spread (largest less smallest) of three steps is above twice the usual. On
+healthy runs that holds at every tenth step. Made robust: the usual is taken from a window of spreads that ends before
+the steps under judgement, as the larger of twice its median and its 90th percentile; what is compared with it is not
+one spread but the k-th largest of the last n, so that most of them must be large; and the effect must be ``factor``,
+not just significant. A heavy-tailed but healthy gradient has a 90th percentile to match, and a score that comes near
+to 1 over and over: where a run's own past scores, and the budget of pages, ask for more than ``factor``, that counts,
+up to ``MOST`` times as much.
 
 Score: the k-th largest of the last n spreads over the usual; threshold ``factor`` for a page, 85 % of it for a
 warning.
@@ -22,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exporter.detectors.base import Severity, StepSample, Verdict
+from exporter.detectors.calibration import BlockMaxima, Budget
 from exporter.detectors.options import at_least, at_most, more_than
 from exporter.detectors.window import SortedWindow
 
@@ -31,6 +34,9 @@ LEAST = 15
 """Spreads that the window must hold before anything is judged."""
 WARNING_SHARE = 0.85
 LARGEST_RATIO = 1e12
+USUAL = (0.75, 0.06)
+"""Location and scale of the largest score in a block of healthy steps, before a run has shown its own."""
+MOST = 1.6
 
 
 class GradientInstability:
@@ -50,13 +56,17 @@ class GradientInstability:
 
     name = "gradient_instability"
 
-    def __init__(self, *, factor: float = 1.4, k: int = 7, n: int = 10, window: int = 100) -> None:
+    def __init__(
+        self, *, factor: float = 1.4, k: int = 7, n: int = 10, window: int = 100, budget: Budget | None = None
+    ) -> None:
         more_than(self.name, "factor", factor, 1.0)
         at_least(self.name, "k", k, 4, whole=True)
         at_least(self.name, "n", n, 4, whole=True)
         at_most(self.name, "k", k, n, "n")
         at_least(self.name, "window", window, 20, whole=True)
         self._factor, self._k, self._n, self._window = factor, k, n, window
+        self._rarity = (budget or Budget()).rarity()
+        self._scores = BlockMaxima(1, *USUAL)
         self._restart()
 
     def _restart(self) -> None:
@@ -73,9 +83,10 @@ class GradientInstability:
             return ()
         if sample.step < self._last_step:
             self._restart()
-        if sample.step > self._last_step:
+        fresh = sample.step > self._last_step
+        if fresh:
             self._push(sample.step, norm)
-        return self._judge()
+        return self._judge(fresh)
 
     def _push(self, step: int, norm: float) -> None:
         self._last_step = step
@@ -94,19 +105,23 @@ class GradientInstability:
     def _usual(self) -> float:
         return max(2.0 * self._past.median(), self._past.largest(max(1, len(self._past) // 10)))
 
-    def _judge(self) -> Sequence[Verdict]:
+    def _judge(self, fresh: bool) -> Sequence[Verdict]:
         if len(self._past) < LEAST or len(self._recent) < self._n:
             return ()
         usual = self._usual()
         spreads = sorted((spread for _, spread in self._recent), reverse=True)
         score = min(spreads[self._k - 1] / usual, LARGEST_RATIO)
-        warn = WARNING_SHARE * self._factor
+        least = min(max(self._factor, self._scores.quantile(0, self._rarity)), MOST * self._factor)
+        warn = WARNING_SHARE * least
+        if fresh:
+            self._scores.push([score])
         if score <= warn:
             self._onset = None
             return ()
+        self._scores.found([0])
         if self._onset is None:
             self._onset = next(step for step, spread in self._recent if spread > warn * usual)
-        page = score > self._factor
+        page = score > least
         return (
             Verdict(
                 detector=self.name,
@@ -115,8 +130,8 @@ class GradientInstability:
                 step=self._last_step,
                 onset=self._onset,
                 score=score,
-                threshold=self._factor if page else warn,
-                confidence=min(0.95, 1.0 - 0.5 * self._factor / score) if page else 0.4,
+                threshold=least if page else warn,
+                confidence=min(0.95, 1.0 - 0.5 * least / score) if page else 0.4,
                 summary=(
                     f"grad_norm spread over {SPREAD_STEPS} steps by {spreads[self._k - 1]:.4g} or more in {self._k} of "
                     f"the last {self._n} steps, {score:.3g} times the usual {usual:.4g}, since step {self._onset}"
@@ -134,8 +149,9 @@ class GradientInstability:
         )
 
     def resumed(self, step: int, attempt: int) -> None:
-        """Forget what was usual."""
+        """Forget what was usual, and keep how far this run's scores go."""
         self._restart()
+        self._scores.restart()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -144,6 +160,7 @@ class GradientInstability:
             "past": list(self._past),
             "last_step": self._last_step,
             "onset": self._onset,
+            "scores": self._scores.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,3 +170,4 @@ class GradientInstability:
         for spread in state["past"]:
             self._past.push(float(spread))
         self._last_step, self._onset = state["last_step"], state["onset"]
+        self._scores.load(state["scores"])
