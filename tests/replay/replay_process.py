@@ -38,7 +38,7 @@ def replayed(*arguments: str | Path, output: str = "json") -> Answer:
         capture_output=True,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "COLUMNS": "300"},
-        timeout=60,
+        timeout=300,
         check=False,
     )
     err = done.stderr.decode()

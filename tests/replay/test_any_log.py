@@ -53,7 +53,7 @@ KEYS = (
 ODD = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e30, -1e30, 1e-30, 1e-38, 0.5, 1e9, math.nan, math.inf, -math.inf])
 VALUES = st.one_of(ODD, st.floats(-1e6, 1e6, width=32))
 NO_TIME = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

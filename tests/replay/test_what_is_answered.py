@@ -175,3 +175,4 @@ def test_a_reader_that_goes_away_is_no_fault(bad: Path) -> None:
         err = process.stderr.read()
         process.wait(60)
     assert b"Traceback" not in err
+    assert process.returncode == 141
