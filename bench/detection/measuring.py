@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -120,7 +121,9 @@ def _walk_all(jobs: Sequence[tuple[str, HealthyRun, list[Case]]], processes: int
 
 def _one(job: tuple[str, HealthyRun, list[Case]]) -> Walk:
     name, run, cases = job
-    return walk(CONTENDERS[name](), run, cases)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, of values that are not finite: packages hand them on to the console
+        return walk(CONTENDERS[name](), run, cases)
 
 
 def _sum_up(walks: list[Walk], name: str) -> dict[str, Any]:
