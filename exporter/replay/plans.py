@@ -36,7 +36,7 @@ class Decision:
 
     what: str
     """``planned``, ``attached`` (to the recovery under way), ``agreement`` or ``cooldown`` (it waits), ``budget``,
-    ``no_trigger``, ``answered`` or ``stale`` (refused)."""
+    ``no_trigger`` or ``answered`` (refused)."""
     reason: str
     step: int
     attempt: int
@@ -106,7 +106,7 @@ class PastPlans:
         for entry in sorted(entries, key=lambda entry: entry.id):
             kind = entry.kind.removeprefix("alert_")
             incident = self._incident_of(entry, facts) or about
-            if kind == entry.kind or kind in ("resolved", "no_incident") or incident is None:
+            if kind == entry.kind or kind in ("resolved", "no_incident", "stale") or incident is None:
                 continue  # how far a plan is, and what nobody waits for any more
             recovery = self._engine.get(entry.recovery_id) if entry.recovery_id else None
             if kind == "planned" and recovery is not None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from cli_process import cli
 from exporter_process import ExporterProcess, running, wait_for
 from exporter_scene import batch
@@ -178,7 +177,7 @@ def test_a_user_without_a_name_is_asked_for_one(monkeypatch: pytest.MonkeyPatch,
         raise KeyError("getpwuid(): uid not found: 12345")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    with pytest.raises(typer.Exit):
+    with pytest.raises(SystemExit):
         user()
     assert "say who decides with --who" in capsys.readouterr().err
 
