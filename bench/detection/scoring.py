@@ -246,7 +246,7 @@ def _only_generated(recall: Mapping[str, Any], judged: str) -> tuple[float | Non
 
 
 def bars(result: Mapping[str, Any], judged: str) -> list[Table]:
-    """The bars, on the runs of the split ``judged``; for kinds of fault that these cannot have, on the generated ones."""
+    """The bars, on the runs of the split ``judged``; for kinds of fault they cannot have, on the generated ones."""
     calm, found = result["healthy"].get(judged, {}), result["recall"].get(judged, {})
     rows: list[Table] = []
 
