@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from exporter.detectors.base import Forecast, Severity, Verdict
-from exporter.detectors.growth import Growth, find_growth
+from exporter.detectors.growth import Growth, find_growth, since_last_jump
 from exporter.detectors.trend import Trend
 
 RECENT, SPAN, POINTS = 64, 400, 50
@@ -55,12 +55,12 @@ class Climb:
         """Put the next look off, to ``steps`` from now."""
         self._next_look = int(self._recent.last_step + steps)
 
-    def height(self) -> tuple[float, float]:
-        """How far the newest values are above the lowest, and in how many steps; 0 for a climb that is over.
+    def heights(self) -> list[tuple[float, float]]:
+        """How far the newest values are above the lowest, and in how many steps, in each window where that goes on.
 
-        Of both windows, the one where it is steeper. Cheap: no fit, closed points only.
+        Cheap: no fit, closed points only.
         """
-        best = (0.0, 1.0)
+        found = []
         for window in (self._recent, self._wide):
             ys = window.values
             if len(ys) < LEAST_LOOK:
@@ -68,15 +68,13 @@ class Climb:
             now, low = min(ys[-2:]), min(ys)
             rise = now - low
             if rise > 0.0 and now - max(ys[: len(ys) - len(ys) // LATE]) >= STILL * rise:
-                steps = max(window.last_step - window.steps[ys.index(low)], 1.0)
-                if rise * best[1] > best[0] * steps:
-                    best = (rise, steps)
-        return best
+                found.append((rise, max(window.last_step - window.steps[ys.index(low)], 1.0)))
+        return found
 
     def growth(self, worth: Callable[[Growth], bool]) -> Growth | None:
         """The growth at the end of the short window, or of the long one where it began before the short one does."""
-        xs, ys = self._recent.series()
-        wide_xs, wide_ys = self._wide.series()
+        xs, ys = since_last_jump(*self._recent.series())
+        wide_xs, wide_ys = since_last_jump(*self._wide.series())
         if len(wide_ys) >= 3 and len(ys) >= RECENT:
             low = min(map(median, zip(wide_ys, wide_ys[1:], wide_ys[2:], strict=False)))
             if median(ys[: RECENT // 6]) - low > BEGUN_BEFORE * (ys[-1] - low):

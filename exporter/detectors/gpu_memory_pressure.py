@@ -88,7 +88,7 @@ class GpuMemoryPressure:
 
     def _judge(self, view: LiveView) -> Verdict | None:
         """Whether the peaks of the slots grow towards the end; the verdict's times count from the slot in progress."""
-        if not self._climb.height()[0] > LEAST_CLIMB or self._peak <= self._above:
+        if self._peak <= self._above or not any(rise > LEAST_CLIMB for rise, _ in self._climb.heights()):
             return None
         growth = self._climb.growth(steady)
         if growth is None or not growth.rise > TOOTH * self._climb.deepest_tooth():

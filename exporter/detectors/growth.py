@@ -20,10 +20,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from exporter.detectors.trend import NEVER, Arrival, theil_sen
+from exporter.detectors.trend import NEVER, Arrival, Line, theil_sen
 
 EXPONENTIAL = 0.0
 BENT_UP = (2.0, 1.5, EXPONENTIAL)
@@ -40,12 +41,16 @@ NEARLY = 1.3
 LEAST_POINTS = 8
 MOST_POINTS, NEWEST = 36, 20
 """Points that are fitted at the most, and how many of them are the newest ones as they are."""
-LEVEL_POINTS = 8
-"""Points before the hinge that tell the level there."""
+LEVEL_POINTS, DRIFT_POINTS = 8, 16
+"""Points before the hinge that tell the level there, and the slope."""
+JUMP, JUMP_POINTS, LEAST_AFTER = 2.0, 4, 12
+"""Times the usual change that is a jump; changes in a row that are one; points that there have to be after it."""
+DRIFTS = 0.5
+"""Share of the slope since the hinge up to which the points before it may have had one of their own."""
 HINGES = 10
 REFINED = 5
 """Halvings of the distance between hinges that are tried."""
-LEEWAY = 0.05
+LEEWAY = 0.08
 """No interval is narrower than this share of the way to go, and a step, to either side."""
 NEW_HIGH = 0.02
 """A point counts as a rise when it lies above all before it by this share of the whole rise."""
@@ -94,14 +99,14 @@ class Growth:
     shape: Shape
     possible: tuple[Shape, ...]
     """Other shapes that fit nearly as well."""
-    slope: tuple[float, float]
-    """Sen's interval of the slope of the newer half of the growth, a step."""
+    recent: Line | None
+    """The line of Theil and Sen through the newer half of the growth."""
     tau: float
     """Kendall's tau of the points since the hinge."""
     scatter: float
     """Mean distance of the points from the shape."""
     rises: int
-    """Points since the hinge that lie above all before them."""
+    """Points since the hinge that lie above all before them; of several in a row every second one."""
     largest: float
     """Largest share of the whole rise between a point and the next but one: a jump may fall in between."""
     waiting: float
@@ -137,8 +142,8 @@ class Growth:
         steps = max(steps, 0.0)
         others = [min(max(shape.reaches(limit) - self.step, 0.0), NEVER) for shape in self.possible]
         way = max(limit - self.level, 0.0)
-        if self.shape.power == 1.0 and self.slope[1] > 0.0:
-            low, high = self.slope
+        if self.shape.power == 1.0 and self.recent is not None and self.recent.high > 0.0:
+            low, high = self.recent.low, self.recent.high
             others += [max(way - self.scatter, 0.0) / high, (way + self.scatter) / low if low > 0.0 else NEVER]
         leeway = LEEWAY * steps + 1.0
         early, late = min([steps - leeway, *others]), max([steps + leeway, *others])
@@ -171,20 +176,61 @@ def find_growth(
     growth = _describe(xs, ys, straight)
     if not worth(growth):
         return None
-    kinds: tuple[float, ...] = BENT_UP if growth.bending > 1.0 else BENT_DOWN
-    if growth.scatter <= STRAIGHT * growth.rise:
-        kinds = ()
-    fits, best = [straight], straight
-    floor = 1e-9 * (last - lowest) * n  # what rounding leaves of a perfect fit
-    for power in kinds:
-        shape = _best(xs, ys, power)
-        if shape is not None:
-            fits.append(shape)
-            share = CURVED_BELOW if best is straight else OTHER_BELOW
-            best = shape if shape.misfit + floor < share * best.misfit else best
-    near = NEARLY * best.misfit + floor
-    possible = tuple(shape for shape in fits if shape.misfit <= near and shape is not best)
-    return replace(growth if best is straight else _describe(xs, ys, best), possible=possible)
+    best, misfit, possible = straight, _misses(xs, ys, straight, straight.hinge), []
+    floor = 1e-9 * growth.rise * n  # what rounding leaves of a perfect fit
+    if misfit > STRAIGHT * growth.rise * sum(x >= straight.hinge for x in xs):
+        for power in BENT_UP if growth.bending > 1.0 else BENT_DOWN:
+            shape = _best(xs, ys, power)
+            if shape is None:
+                continue
+            # Compared where the straight one grows: what was before says nothing of the bend.
+            missed = _misses(xs, ys, shape, straight.hinge)
+            possible.append((missed, shape))
+            if missed + floor < (CURVED_BELOW if best is straight else OTHER_BELOW) * misfit:
+                best, misfit = shape, missed
+    possible.append((_misses(xs, ys, straight, straight.hinge), straight))
+    near = NEARLY * misfit + floor
+    return replace(
+        _leaned(growth) if best is straight else _describe(xs, ys, best),
+        possible=tuple(shape for missed, shape in possible if missed <= near and shape is not best),
+    )
+
+
+def _leaned(growth: Growth) -> Growth:
+    """Straight growth, turned to its newer half where that contradicts it: earlier stairs have pulled at the hinge."""
+    recent, shape = growth.recent, growth.shape
+    if recent is None or recent.low <= shape.gain <= recent.high or not recent.low > 0.0:
+        return growth
+    hinge = growth.step - (recent.level - shape.base) / recent.slope
+    if not shape.hinge < hinge < growth.step - 0.5 * growth.seen:
+        return growth
+    return replace(growth, shape=shape._replace(hinge=hinge, gain=recent.slope))
+
+
+def _misses(xs: Sequence[float], ys: Sequence[float], shape: Shape, since: float) -> float:
+    """Sum of the distances of the points from step ``since`` on."""
+    return sum([abs(y - shape.at(x)) for x, y in zip(xs, ys, strict=True) if x >= since])
+
+
+def since_last_jump(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """The points after the last single jump, up or down, that dwarfs what happens now; all of them without one.
+
+    Another job that came or went, or a stair of the warm-up, would else be taken for the beginning of the growth. A
+    jump is out of line with the newest third of the points, so stairs of equal height stay.
+
+    >>> since_last_jump(range(20), [1.0, 1.1, 9.0] + [9.1 + x / 10 for x in range(17)])[0][0]
+    2
+    """
+    n = len(xs)
+    steps = [abs(b - a) for a, b in pairwise(ys)]
+    late = n - max(n // 3, LEAST_POINTS // 2)
+    usual = JUMP * max(steps[late:], default=math.inf)
+    last = next((i for i in range(min(n - LEAST_AFTER, late) - 1, -1, -1) if steps[i] > usual), -1)
+    first = last
+    while first >= 0 and steps[first] > usual:
+        first -= 1
+    # Many such changes in a row are no jump but growth that has slackened since.
+    return (xs[last + 1 :], ys[last + 1 :]) if 0 < last - first <= JUMP_POINTS else (xs, ys)
 
 
 def _smooth(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -238,19 +284,36 @@ def _fit(xs: Sequence[float], ys: Sequence[float], hinge: float, power: float, r
     else:
         basis = [(x - hinge) ** power for x in xs[start:]]
     gain = sum([b * r for b, r in zip(basis, rest, strict=True)]) / sum([b * b for b in basis])
-    misfit = sum([abs(y - base) for y in ys[:start]])
+    drift = _drift(xs, ys, start)
+    if not 0.0 < drift * (xs[-1] - hinge) < DRIFTS * gain * basis[-1]:
+        drift = 0.0
+    misfit = sum([abs(y - base - drift * (x - hinge)) for x, y in zip(xs[:start], ys[:start], strict=True)])
     misfit += sum([abs(r - gain * b) for b, r in zip(basis, rest, strict=True)])
     return Shape(hinge, base, gain, power, rate, misfit if gain > 0.0 else math.inf)
+
+
+def _drift(xs: Sequence[float], ys: Sequence[float], end: int) -> float:
+    """Slope of the points before index ``end``, by the medians of two halves; 0 where there are too few."""
+    start = max(0, end - DRIFT_POINTS)
+    half = (end - start) // 2
+    if half < 2:
+        return 0.0
+    rise = median(ys[end - half : end]) - median(ys[start : start + half])
+    return rise / (0.5 * (xs[end - 1] + xs[end - half]) - 0.5 * (xs[start + half - 1] + xs[start]))
 
 
 def _describe(xs: Sequence[float], ys: Sequence[float], shape: Shape) -> Growth:
     start = next(i for i, x in enumerate(xs) if x >= shape.hinge)
     seen, values = xs[start:], ys[start:]
     rise = max(max(values) - shape.base, 1e-300)
-    top, rises, last_rise = shape.base, 0, seen[0]
+    top, rises, in_a_row, last_rise = shape.base, 0, 0, seen[0]
     for x, y in zip(seen, values, strict=True):
         if y > top + NEW_HIGH * rise:
-            top, rises, last_rise = y, rises + 1, x
+            # Of one jump smoothing makes two rises, so of those in a row every second one counts.
+            top, last_rise, in_a_row = y, x, in_a_row + 1
+            rises += in_a_row % 2
+        else:
+            in_a_row = 0
     middle = 0.5 * (seen[0] + seen[-1])
     half = min(max(sum(x < middle for x in seen), 1), len(seen) - 2)
     line, recent = theil_sen(seen, values), theil_sen(seen[half:], values[half:])
@@ -260,7 +323,7 @@ def _describe(xs: Sequence[float], ys: Sequence[float], shape: Shape) -> Growth:
         step=xs[-1],
         shape=shape,
         possible=(),
-        slope=(0.0, 0.0) if recent is None else (recent.low, recent.high),
+        recent=recent,
         tau=0.0 if line is None else line.tau,
         scatter=shape.misfit / len(xs),
         rises=rises,

@@ -197,15 +197,19 @@ class Memory:
 
     def _worth_a_fit(self, watch: _Watch, series: Climb, value: float, limit: float | None) -> bool:
         """A cheap look at the ends of the windows: is there growth, still, and does it matter?"""
-        climb, steps = series.height()
-        if limit is None:
-            # Half of what makes a warning: the fit may find the base a little lower.
-            return climb > 0.25 * self._rises[watch.host] * (value - climb)
-        if not climb > LEAST_RISE * value:
-            return False
-        # Growth may bend upwards, so twice the horizon by the mean slope is generous, not exact.
-        way = limit - value
-        return value > self._near * limit or (way * steps < 4.0 * climb * self._reach() and climb > 0.02 * way)
+        for climb, steps in series.heights():
+            if limit is None:
+                # Half of what makes a warning: the fit may find the base a little lower.
+                worth = climb > 0.25 * self._rises[watch.host] * (value - climb)
+            else:
+                # Growth may bend upwards, so four times the horizon by the mean slope is generous, not exact.
+                way = limit - value
+                worth = climb > LEAST_RISE * value and (
+                    value > self._near * limit or (way * steps < 4.0 * climb * self._reach() and climb > 0.02 * way)
+                )
+            if worth:
+                return True
+        return False
 
     def _reach(self) -> float:
         """The horizon in steps."""
