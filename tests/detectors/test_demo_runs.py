@@ -168,15 +168,17 @@ def test_nobody_is_paged_before_the_fault(scenario: str, seed: int) -> None:
     assert told([page for page in said.at_least(Severity.CRITICAL) if page.updated_at < fault.at]) == []
 
 
-@pytest.mark.parametrize("seed", [seed for seed in SEEDS if f"healthy-{seed}" in FILES])
-def test_a_healthy_run_pages_nobody_and_warns_once_at_most(seed: int) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_run_pages_nobody_and_warns_of_nothing_but_of_speed_that_it_lost(seed: int) -> None:
     said = watched("healthy", seed)
     assert said.recording.head.steps == 100
     assert told(said.at_least(Severity.CRITICAL)) == []
-    assert len(said.at_least(Severity.WARNING)) <= 1, told(said.at_least(Severity.WARNING))
+    # Other programs took the machine from the run with seed 0, and its throughput did fall by half.
+    warnings = [i for i in said.at_least(Severity.WARNING) if i.detector != "step_time" or seed != 0]
+    assert told(warnings) == []
 
 
-@pytest.mark.parametrize("seed", [seed for seed in SEEDS if f"nan-{seed}" in FILES])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_weight_that_became_nan_pages_for_loss_and_gradient_in_its_step_and_is_certain_soon(seed: int) -> None:
     said = watched("nan", seed)
     fault = said.recording.head.fault

@@ -133,8 +133,9 @@ def test_a_budget_that_is_none_is_refused(pages: float) -> None:
 def test_thresholds_follow_the_largest_values_of_past_blocks() -> None:
     calm, wild = BlockMaxima(1, 2.0, 0.5), BlockMaxima(1, 2.0, 0.5)
     for value in noise(4000, 8):
-        calm.push([abs(value)])
-        wild.push([3.0 * abs(value)])
+        for usual, statistic in ((calm, abs(value)), (wild, 3.0 * abs(value))):
+            usual.raise_to(0, statistic)
+            usual.step()
     assert wild.quantile(0, RARITY) > 2.0 * calm.quantile(0, RARITY)
     assert calm.quantile(0, RARITY) > calm.quantile(0, 5.0)
 
@@ -142,9 +143,11 @@ def test_thresholds_follow_the_largest_values_of_past_blocks() -> None:
 def test_what_is_found_is_not_learned() -> None:
     usual = BlockMaxima(1, 2.0, 0.5)
     for value in noise(1000, 9):
-        usual.push([abs(value)])
+        usual.raise_to(0, abs(value))
+        usual.step()
     before = usual.quantile(0, RARITY)
     for _ in range(200):
-        usual.push([50.0])
+        usual.raise_to(0, 50.0)
+        usual.step()
         usual.found([0])
     assert usual.quantile(0, RARITY) <= before * 1.05
