@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -80,35 +80,38 @@ class BlockMaxima:
     >>> round(usual.quantile(0, 10.0), 1)
     7.0
     >>> for step in range(2000):
-    ...     usual.push([1.0 + (step % 40 == 0)])
+    ...     usual.raise_to(0, 1.0 + (step % 40 == 0))
+    ...     usual.step()
     >>> round(usual.quantile(0, 10.0), 1)
     5.6
     """
 
-    __slots__ = ("_fits", "_in_block", "_largest", "_moments", "_seen", "_waiting")
+    __slots__ = ("_fits", "_in_block", "_moments", "_seen", "_waiting", "largest")
 
     def __init__(self, count: int, location: float, scale: float) -> None:
         self._waiting: deque[list[float]] = deque()
         self._in_block = 0
-        self._largest = [0.0] * count
+        self.largest = [0.0] * count
+        """Of each statistic the largest value in the block so far."""
         self._seen = PRIOR_BLOCKS
         mean = location + _GUMBEL_MEAN * scale
         self._moments = [(mean, (_GUMBEL_SD * scale) ** 2 + mean**2)] * count
         self._fits = [_fit(*moments) for moments in self._moments]
 
-    def push(self, statistics: Sequence[float]) -> None:
-        """Take the statistics of a step; far more than was usual so far counts as ``MOST`` scales beyond it."""
-        for place, (value, so_far) in enumerate(zip(statistics, self._largest, strict=True)):
-            if value > so_far:
-                location, scale = self._fits[place]
-                self._largest[place] = min(value, location + MOST * scale)
+    def raise_to(self, place: int, value: float) -> None:
+        """A statistic of this step is above ``largest``; one far beyond the usual counts as ``MOST`` scales beyond."""
+        location, scale = self._fits[place]
+        self.largest[place] = max(min(value, location + MOST * scale), self.largest[place])
+
+    def step(self) -> None:
+        """The step's statistics are all there."""
         self._in_block += 1
         if self._in_block >= BLOCK:
             self._end_block()
 
     def _end_block(self) -> None:
-        self._waiting.append(self._largest)
-        self._largest, self._in_block = [0.0] * len(self._largest), 0
+        self._waiting.append(self.largest)
+        self.largest, self._in_block = [0.0] * len(self.largest), 0
         if len(self._waiting) <= DELAY:
             return
         self._seen = min(self._seen + 1.0, MEMORY)
@@ -123,14 +126,14 @@ class BlockMaxima:
         """A finding of these statistics holds: the newest blocks are part of it, and nothing is learned from them."""
         for place in places:
             location = self._fits[place][0]
-            self._largest[place] = 0.0
+            self.largest[place] = 0.0
             for block in self._waiting:
                 block[place] = min(block[place], location)
 
     def restart(self) -> None:
         """What waits to be learned is of another attempt."""
         self._waiting.clear()
-        self._largest, self._in_block = [0.0] * len(self._largest), 0
+        self.largest, self._in_block = [0.0] * len(self.largest), 0
 
     def quantile(self, place: int, rarity: float) -> float:
         """The value that a healthy block's maximum exceeds with probability ``exp(-rarity)``."""
@@ -140,13 +143,13 @@ class BlockMaxima:
     def state(self) -> list[Any]:
         """Plain data, for :meth:`load`."""
         moments = [list(pair) for pair in self._moments]
-        return [[list(block) for block in self._waiting], self._in_block, list(self._largest), self._seen, moments]
+        return [[list(block) for block in self._waiting], self._in_block, list(self.largest), self._seen, moments]
 
     def load(self, state: Any) -> None:
         """Take over what :meth:`state` gave."""
         waiting, self._in_block, largest, self._seen, moments = state
         self._waiting = deque([float(value) for value in block] for block in waiting)
-        self._largest = [float(value) for value in largest]
+        self.largest = [float(value) for value in largest]
         self._moments = [(float(mean), float(square)) for mean, square in moments]
         self._fits = [_fit(*pair) for pair in self._moments]
 

@@ -114,7 +114,8 @@ class GradientInstability:
         least = min(max(self._factor, self._scores.quantile(0, self._rarity)), MOST * self._factor)
         warn = WARNING_SHARE * least
         if fresh:
-            self._scores.push([score])
+            self._scores.raise_to(0, score)
+            self._scores.step()
         if score <= warn:
             self._onset = None
             return ()
@@ -170,4 +171,5 @@ class GradientInstability:
         for spread in state["past"]:
             self._past.push(float(spread))
         self._last_step, self._onset = state["last_step"], state["onset"]
-        self._scores.load(state["scores"])
+        if "scores" in state:  # a snapshot of an older version has none
+            self._scores.load(state["scores"])

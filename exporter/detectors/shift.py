@@ -24,13 +24,13 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
 from exporter.detectors.calibration import BlockMaxima
-from exporter.detectors.window import SortedWindow
 
-LENGTHS: Final = (5, 12, 30, 80)
+LENGTHS: Final = (5, 12, 30, 60)
 """Steps of the newest mean."""
 BEFORE: Final = 40
 """The mean before it is taken over this many steps, or over as many as the newest where that is more."""
@@ -47,10 +47,12 @@ UNSETTLED: Final = 60
 SHORT: Final = 12
 SELDOM: Final = 3
 """Longer means than ``SHORT`` are compared at every third step: they move slowly."""
-_NONE: Final = [0.0] * len(LENGTHS)
-MEASURED: Final = 5
-"""Steps after which median and noise are measured again; at each step while the attempt is young."""
+MEASURED: Final = 16
+"""Steps after which median and noise are measured again; more often while the attempt is young."""
+LEAST_MEASURED: Final = 6
 _KEPT: Final = 2 * max(LENGTHS)
+_SPACE: Final = 24
+"""Values by which the store grows before the oldest are dropped."""
 _WIDTH: Final = {
     (length, before): math.sqrt(1.0 / length + 1.0 / before)
     for length in LENGTHS
@@ -78,8 +80,8 @@ class Change:
 class Shift:
     """One series. Values come transformed already (logarithms, say).
 
-    ``least_noise``: noise below this is taken for this much, in the unit of the values. ``window``: values from which
-    noise and median are taken. ``warmup``: values before anything is judged. ``lengths``: steps of the newest
+    ``least_noise``: noise below this is taken for this much, in the unit of the values. ``window``: values, at most 110,
+    from which noise and median are taken. ``warmup``: values before anything is judged. ``lengths``: steps of the newest
     mean, some of :data:`LENGTHS`. ``inflation``: of the noise, for values that are made of overlapping steps.
 
     >>> series = Shift(least_noise=0.01)
@@ -93,25 +95,25 @@ class Shift:
     """
 
     __slots__ = (
-        "_admitted",
         "_changes",
         "_clipped",
         "_count",
-        "_highest",
         "_inflation",
-        "_jumps",
         "_least",
         "_lengths",
-        "_lowest",
         "_middle",
         "_noise",
-        "_past",
         "_reach",
+        "_short",
         "_steps",
         "_sums",
         "_usual",
         "_values",
         "_warmup",
+        "_window",
+        "highest",
+        "last_step",
+        "lowest",
     )
 
     def __init__(
@@ -124,51 +126,42 @@ class Shift:
         inflation: float = 1.0,
     ) -> None:
         self._least, self._warmup, self._lengths, self._inflation = least_noise, warmup, lengths, inflation
-        self._past, self._jumps = SortedWindow(window), SortedWindow(window)
+        self._short = sum(length <= SHORT for length in lengths)
+        self._window = min(window, _KEPT - LAG)
         self._usual = BlockMaxima(2 * len(lengths), *PRIOR)  # falls by length, then rises
         self.restart()
 
     def restart(self) -> None:
         """Forget the level, and keep what is known of how much this run's level moves."""
-        self._past.clear()
-        self._jumps.clear()
-        self._values = array("d")
-        self._clipped = array("d")
-        self._steps = array("q")
+        self._values, self._clipped, self._steps = array("d"), array("d"), array("q")
         self._sums = array("d", [0.0])  # of the clipped values before each place
-        self._admitted = 0  # place of the first value that is not in the window yet
         self._count = 0
         self._changes: list[tuple[float, int, int]] = []  # in units of its noise, newest steps, steps before
-        self._highest = self._lowest = 0.0  # of the changes
+        self.highest = self.lowest = 0.0
+        """The largest change upwards, and downwards (below 0), in units of its noise."""
+        self.last_step = -1
+        """Step of the newest value; -1 where there is none."""
         self._middle = self._reach = self._noise = 0.0  # of the window, as last measured
         self._usual.restart()
 
-    @property
-    def last_step(self) -> int:
-        """Step of the newest value; -1 where there is none."""
-        return self._steps[-1] if self._steps else -1
-
     def push(self, step: int, value: float) -> None:
         """Take the finite value of the next step."""
-        if len(self._values) >= 2 * _KEPT:
+        clipped = self._clipped
+        if len(clipped) >= _KEPT + _SPACE:
             self._shorten()
-        clipped, past = self._clipped, self._past
         count = self._count = self._count + 1
+        self.last_step = step
         self._values.append(value)
         self._steps.append(step)
-        if count % MEASURED == 0 or count <= UNSETTLED:
+        if count % MEASURED == 0 or (count <= UNSETTLED and count % 4 == 0):
             self._measure()
         if self._noise:
-            value = min(max(value, self._middle - self._reach), self._middle + self._reach)
+            if value > self._middle + self._reach:
+                value = self._middle + self._reach
+            elif value < self._middle - self._reach:
+                value = self._middle - self._reach
         clipped.append(value)
         self._sums.append(self._sums[-1] + value)
-        until = len(clipped) - (LAG if count > 3 * LAG else count // 3)
-        while self._admitted < until:
-            admitted = clipped[self._admitted]
-            past.push(admitted)
-            if self._admitted:
-                self._jumps.push(abs(admitted - clipped[self._admitted - 1]))
-            self._admitted += 1
         if count > self._warmup and self._noise:
             self._compare()
 
@@ -177,49 +170,57 @@ class Shift:
 
         Noise is taken from the jumps between neighbours, so that a trend, or the fault itself, is none.
         """
-        past, jumps = self._past, self._jumps
-        if len(jumps) < 5:
+        end = len(self._clipped) - min(LAG, self._count // 3)
+        past = self._clipped[max(0, end - self._window) : end]
+        last = len(past) - 1
+        if last < LEAST_MEASURED:
             return
-        self._middle = past.median()
-        noise = self._inflation * max(jumps.median() / 0.954, jumps.quantile(0.8) / 1.812)
+        jumps = sorted([abs(after - before) for before, after in pairwise(past)])
+        noise = self._inflation * max(jumps[last // 2] / 0.954, jumps[last * 4 // 5] / 1.812)
+        ordered = sorted(past)
+        self._middle = ordered[last // 2]
         self._noise = max(noise, self._least, 1e-6 * abs(self._middle))
-        quartiles = (past.quantile(0.75) - past.quantile(0.25)) / 1.349
-        deciles = (past.quantile(0.9) - past.quantile(0.1)) / 2.563
+        quartiles = (ordered[last * 3 // 4] - ordered[last // 4]) / 1.349
+        deciles = (ordered[last * 9 // 10] - ordered[last // 10]) / 2.563
         self._reach = CLIP * max(quartiles, deciles, self._noise)
 
     def _compare(self) -> None:
-        sums, total, noise, changes = self._sums, len(self._clipped), self._noise, self._changes
+        sums, noise, changes, lengths = self._sums, self._noise, self._changes, self._lengths
+        total = len(sums) - 1
         newest = sums[total]
-        complete = len(changes) == len(self._lengths)
-        highest = lowest = 0.0
-        for place, length in enumerate(self._lengths):
-            if complete and length > SHORT and self._count % SELDOM:
-                ratio = changes[place][0]
+        compared = self._short if len(changes) == len(lengths) and self._count % SELDOM else len(lengths)
+        for place in range(compared):
+            length = lengths[place]
+            before = length if length > BEFORE else BEFORE
+            if total - length < before:
+                before = total - length
+                if before < LEAST_BEFORE or before * 2 < length:
+                    break
+            start = sums[total - length]
+            size = (newest - start) / length - (start - sums[total - length - before]) / before
+            change = (size / (noise * _WIDTH[length, before]), length, before)
+            if place < len(changes):
+                changes[place] = change
             else:
-                before = length if length > BEFORE else BEFORE
-                if total - length < before:
-                    before = total - length
-                    if before < LEAST_BEFORE or before * 2 < length:
-                        break
-                start = sums[total - length]
-                size = (newest - start) / length - (start - sums[total - length - before]) / before
-                ratio = size / (noise * _WIDTH[length, before])
-                if place < len(changes):
-                    changes[place] = (ratio, length, before)
-                else:
-                    changes.append((ratio, length, before))
-            if ratio > highest:
-                highest = ratio
-            elif ratio < lowest:
-                lowest = ratio
-        self._highest, self._lowest = highest, lowest
-        rises = [change[0] for change in changes]
-        rises += _NONE[len(rises) : len(self._lengths)]
-        self._usual.push([-ratio for ratio in rises] + rises)
+                changes.append(change)
+        highest = lowest = 0.0
+        usual, of_rises = self._usual, len(lengths)
+        largest = usual.largest
+        for place, (ratio, _, _) in enumerate(changes):
+            if ratio > 0.0:
+                highest = max(highest, ratio)
+                if ratio > largest[place + of_rises]:
+                    usual.raise_to(place + of_rises, ratio)
+            else:
+                lowest = min(lowest, ratio)
+                if -ratio > largest[place]:
+                    usual.raise_to(place, -ratio)
+        self.highest, self.lowest = highest, lowest
+        usual.step()
 
     def change(self, *, rising: bool, least: float, rarity: float) -> Change | None:
         """The clearest change of at least ``least`` that is beyond what the run has shown; ``rarity``: of a finding."""
-        if (self._highest if rising else -self._lowest) < FEWEST:
+        if (self.highest if rising else -self.lowest) < FEWEST:
             return None
         unsettled = 1.0 + 0.5 * max(0, UNSETTLED - self._count) / UNSETTLED
         sign, first = (1.0, len(self._lengths)) if rising else (-1.0, 0)
@@ -286,10 +287,7 @@ class Shift:
     def _shorten(self) -> None:
         """Drop the oldest values. Sums are made anew, so that rounding does not add up."""
         dropped = len(self._values) - _KEPT
-        self._values = self._values[dropped:]
-        self._clipped = self._clipped[dropped:]
-        self._steps = self._steps[dropped:]
-        self._admitted -= dropped
+        del self._values[:dropped], self._clipped[:dropped], self._steps[:dropped]
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -300,31 +298,24 @@ class Shift:
     def state(self) -> dict[str, Any]:
         """Plain data, for :meth:`load`."""
         return {
-            "past": list(self._past),
             "values": list(self._values),
             "clipped": list(self._clipped),
             "steps": list(self._steps),
-            "admitted": self._admitted,
             "count": self._count,
             "changes": [list(change) for change in self._changes],
-            "extremes": [self._highest, self._lowest],
+            "extremes": [self.highest, self.lowest],
             "noise": [self._middle, self._reach, self._noise],
-            "jumps": list(self._jumps),
             "usual": self._usual.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` gave."""
-        for window, kept in ((self._past, state["past"]), (self._jumps, state["jumps"])):
-            window.clear()
-            for value in kept:
-                window.push(float(value))
-        self._values = array("d", state["values"])
-        self._clipped = array("d", state["clipped"])
+        self._values, self._clipped = array("d", state["values"]), array("d", state["clipped"])
         self._steps = array("q", state["steps"])
+        self.last_step = self._steps[-1] if self._steps else -1
         self._sum_up()
-        self._admitted, self._count = state["admitted"], state["count"]
+        self._count = state["count"]
         self._changes = [(float(ratio), int(length), int(before)) for ratio, length, before in state["changes"]]
-        self._highest, self._lowest = state["extremes"]
+        self.highest, self.lowest = state["extremes"]
         self._middle, self._reach, self._noise = state["noise"]
         self._usual.load(state["usual"])

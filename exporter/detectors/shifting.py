@@ -19,7 +19,7 @@ from exporter.detectors.base import Expectation, Forecast, Severity, StepSample,
 from exporter.detectors.beside import KEPT, Beside
 from exporter.detectors.calibration import USUAL_STEP_SECONDS, WARNINGS_PER_PAGE, Budget
 from exporter.detectors.options import at_least, at_most, more_than
-from exporter.detectors.shift import Change, Shift
+from exporter.detectors.shift import FEWEST, Change, Shift
 from exporter.detectors.trend import arrival, theil_sen
 
 HOLD: Final = 2
@@ -111,6 +111,7 @@ class ShiftDetector:
         self._alongside = tuple((one, Beside(one.least_noise)) for one in beside)
         self._held = [[0, 0] for _ in self._watches]  # steps in a row beyond a page, beyond a warning
         self._onsets: list[int | None] = [None] * len(self._watches)
+        self._holding = False  # some change is being held
         self._pace = math.log(USUAL_STEP_SECONDS)
         self._paced = 0
         self._rarity, self._least = self._budget.rarity(), self._budget.least()
@@ -129,24 +130,30 @@ class ShiftDetector:
         if sample.step > self._last_step:
             self._keep_pace(signals.get("step_time"))
             self._last_step = sample.step
-        fresh = False
-        for one, shift in zip(self._series, self._shifts, strict=True):
+        step = sample.step
+        fresh = stirred = False
+        for one, shift in zip(self._series, self._shifts):  # noqa: B905 - at every step, and made to be of one length
             value = signals.get(one.signal)
-            if value is not None and math.isfinite(value) and sample.step > shift.last_step:
-                shift.push(sample.step, one.scale.read(value))
+            if value is not None and step > shift.last_step and -math.inf < value < math.inf:
+                shift.push(step, one.scale.read(value))
                 fresh = True
+                stirred = stirred or shift.highest > FEWEST or shift.lowest < -FEWEST
         if not fresh:
             return ()
         for one, companion in self._alongside:
             value = signals.get(one.signal)
-            if value is not None and math.isfinite(value) and sample.step > companion.last_step:
-                companion.push(sample.step, one.scale.read(value))
+            if value is not None and step > companion.last_step and -math.inf < value < math.inf:
+                companion.push(step, one.scale.read(value))
+        if not stirred and not self._holding:
+            return ()
         verdicts = []
+        self._holding = False
         for place, watch in enumerate(self._watches):
-            if self._shifts[watch.series].last_step == sample.step:
+            if self._shifts[watch.series].last_step == step:
                 verdict = self._judge(place, watch, sample)
                 if verdict is not None:
                     verdicts.append(verdict)
+            self._holding = self._holding or self._held[place][1] > 0
         return verdicts
 
     def _keep_pace(self, seconds: float | None) -> None:
@@ -269,6 +276,7 @@ class ShiftDetector:
             companion.restart()
         self._held = [[0, 0] for _ in self._watches]
         self._onsets = [None] * len(self._watches)
+        self._holding = False
         self._last_step = -1
 
     def state_dict(self) -> dict[str, Any]:
@@ -292,6 +300,7 @@ class ShiftDetector:
         if len(state["held"]) == len(self._watches):
             self._held = [[int(count) for count in held] for held in state["held"]]
             self._onsets = list(state["onsets"])
+            self._holding = any(held[1] for held in self._held)
         self._pace, self._paced, self._rarity = state["pace"]
         self._last_step = state["last_step"]
 

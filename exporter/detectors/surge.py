@@ -107,13 +107,15 @@ class Surge:
         verdicts = []
         for watch in WATCHES:
             value = sample.signals.get(watch.signal)
-            if value is None or not math.isfinite(value):
+            if value is None or not -math.inf < value < math.inf:
                 continue
             series = self._series[watch.key]
             if sample.step < series.last_step:
                 series = self._series[watch.key] = self._fresh(watch)
             if sample.step > series.last_step:
                 series.push(sample.step, value)
+            if series.calm_for >= self._n:
+                continue
             verdict = self._judge(series, value)
             if verdict is not None:
                 verdicts.append(verdict)
@@ -211,6 +213,9 @@ class _Series:
         self._recent: deque[tuple[int, float, float]] = deque()  # step, magnitude, ratio
         self._high_before = False  # whether the newest value of the window was high when it came
         self.ratios: deque[tuple[int, float]] = deque(maxlen=n)
+        self._n = n
+        self.calm_for = n
+        """Steps since the last one that was high."""
         self._seen = 0
         self._sign = 0.0  # from -1 to 1: whether the newest values were mostly below or above 0
         self.last_step = -1
@@ -223,34 +228,41 @@ class _Series:
         if size == 0.0:
             # Exactly 0 is a step without a gradient or without an update, not a level to measure others by.
             self.ratios.append((step, 0.0))
+            self.calm_for += 1
             return
         self._seen += 1
-        self._sign += SIGN_MEMORY * (math.copysign(1.0, value) - self._sign)
-        calm = all(ratio <= self._factor for _, ratio in self.ratios)
+        self._sign += SIGN_MEMORY * ((1.0 if value > 0.0 else -1.0) - self._sign)
         ratio = self._ratio(size) if self._seen > self._warmup else 0.0
         self.ratios.append((step, ratio))
         self._recent.append((step, size, ratio))
-        if calm and ratio > self._factor:
-            self.onset = self._estimate_onset()
+        if ratio > self._factor:
+            if self.calm_for >= self._n:
+                self.onset = self._estimate_onset()
+            self.calm_for = 0
+        else:
+            self.calm_for += 1
         while len(self._recent) > min(LAG, self._seen // 3):
             self._admit()
 
     def _ratio(self, size: float) -> float:
         """How many times the yardstick, with the demands of median, floor, slack and a short window worked in."""
-        yardstick = self._past.largest(2)
-        if self.watch.falls:
-            if 1.0 / self._past.median() - 1.0 / size < self._floor:
-                return 0.0
-        elif size <= self._floor:
+        falls = self.watch.falls
+        if not falls and size <= self._floor:
             return 0.0
-        else:
+        yardstick = self._past.largest(2)
+        if not falls:
             yardstick = max(yardstick, self._floor / self._factor)
         ratio = min(size / yardstick / self._leniency(), LARGEST_RATIO)
-        return ratio if size > MEDIAN_FACTOR * self._past.median() else min(ratio, 1.0)
+        if ratio <= 1.0:
+            return ratio
+        if falls and 1.0 / self._past.median() - 1.0 / size < self._floor:
+            return 0.0
+        return ratio if size > MEDIAN_FACTOR * self._past.median() else 1.0
 
     def _leniency(self) -> float:
         """Times the yardstick that count as one: more where the window is short or the signal grows by nature."""
-        return (1.0 + 2.0 * max(0, FULL - len(self._past)) / FULL) * self.watch.slack
+        missing = FULL - len(self._past)
+        return (1.0 + 2.0 * missing / FULL) * self.watch.slack if missing > 0 else self.watch.slack
 
     def _admit(self) -> None:
         """Move the oldest of the recent values into the window, clipped if it was high and not alone in that."""
@@ -319,6 +331,7 @@ class _Series:
             "sign": self._sign,
             "last_step": self.last_step,
             "onset": self.onset,
+            "calm_for": self.calm_for,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,3 +342,4 @@ class _Series:
         self.ratios.extend((int(step), float(ratio)) for step, ratio in state["ratios"])
         self._seen, self.last_step, self.onset = state["seen"], state["last_step"], state["onset"]
         self._sign = state.get("sign", 0.0)
+        self.calm_for = state.get("calm_for", 0)
