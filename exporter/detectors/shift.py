@@ -45,6 +45,7 @@ PRIOR: Final = (2.2, 0.55)
 UNSETTLED: Final = 60
 """Steps from the start of an attempt in which learning is fastest and little is known: more is asked of a change."""
 SHORT: Final = 12
+_SHORT: Final = sum(length <= SHORT for length in LENGTHS)
 SELDOM: Final = 3
 """Longer means than ``SHORT`` are compared at every third step: they move slowly."""
 MEASURED: Final = 16
@@ -80,9 +81,8 @@ class Change:
 class Shift:
     """One series. Values come transformed already (logarithms, say).
 
-    ``least_noise``: noise below this is taken for this much, in the unit of the values. ``window``: values, at most 110,
-    from which noise and median are taken. ``warmup``: values before anything is judged. ``lengths``: steps of the newest
-    mean, some of :data:`LENGTHS`. ``inflation``: of the noise, for values that are made of overlapping steps.
+    ``least_noise``: noise below this is taken for this much, in the unit of the values. ``window``: values, at most
+    110, from which noise and median are taken. ``warmup``: values before anything is judged.
 
     >>> series = Shift(least_noise=0.01)
     >>> for step in range(1, 101):
@@ -98,13 +98,10 @@ class Shift:
         "_changes",
         "_clipped",
         "_count",
-        "_inflation",
         "_least",
-        "_lengths",
         "_middle",
         "_noise",
         "_reach",
-        "_short",
         "_steps",
         "_sums",
         "_usual",
@@ -116,19 +113,10 @@ class Shift:
         "lowest",
     )
 
-    def __init__(
-        self,
-        *,
-        least_noise: float,
-        window: int = 100,
-        warmup: int = 15,
-        lengths: tuple[int, ...] = LENGTHS,
-        inflation: float = 1.0,
-    ) -> None:
-        self._least, self._warmup, self._lengths, self._inflation = least_noise, warmup, lengths, inflation
-        self._short = sum(length <= SHORT for length in lengths)
+    def __init__(self, *, least_noise: float, window: int = 100, warmup: int = 15) -> None:
+        self._least, self._warmup = least_noise, warmup
         self._window = min(window, _KEPT - LAG)
-        self._usual = BlockMaxima(2 * len(lengths), *PRIOR)  # falls by length, then rises
+        self._usual = BlockMaxima(2 * len(LENGTHS), *PRIOR)  # falls by length, then rises
         self.restart()
 
     def restart(self) -> None:
@@ -176,7 +164,7 @@ class Shift:
         if last < LEAST_MEASURED:
             return
         jumps = sorted([abs(after - before) for before, after in pairwise(past)])
-        noise = self._inflation * max(jumps[last // 2] / 0.954, jumps[last * 4 // 5] / 1.812)
+        noise = max(jumps[last // 2] / 0.954, jumps[last * 4 // 5] / 1.812)
         ordered = sorted(past)
         self._middle = ordered[last // 2]
         self._noise = max(noise, self._least, 1e-6 * abs(self._middle))
@@ -185,10 +173,10 @@ class Shift:
         self._reach = CLIP * max(quartiles, deciles, self._noise)
 
     def _compare(self) -> None:
-        sums, noise, changes, lengths = self._sums, self._noise, self._changes, self._lengths
+        sums, noise, changes, lengths = self._sums, self._noise, self._changes, LENGTHS
         total = len(sums) - 1
         newest = sums[total]
-        compared = self._short if len(changes) == len(lengths) and self._count % SELDOM else len(lengths)
+        compared = _SHORT if len(changes) == len(lengths) and self._count % SELDOM else len(lengths)
         for place in range(compared):
             length = lengths[place]
             before = length if length > BEFORE else BEFORE
@@ -223,7 +211,7 @@ class Shift:
         if (self.highest if rising else -self.lowest) < FEWEST:
             return None
         unsettled = 1.0 + 0.5 * max(0, UNSETTLED - self._count) / UNSETTLED
-        sign, first = (1.0, len(self._lengths)) if rising else (-1.0, 0)
+        sign, first = (1.0, len(LENGTHS)) if rising else (-1.0, 0)
         best: Change | None = None
         for place, (ratio, length, before) in enumerate(self._changes, start=first):
             if sign * ratio < FEWEST:
@@ -252,7 +240,7 @@ class Shift:
 
     def found(self, *, rising: bool) -> None:
         """A finding holds: what the newest steps show is not what is usual."""
-        count = len(self._lengths)
+        count = len(LENGTHS)
         self._usual.found(range(count, 2 * count) if rising else range(count))
 
     def onset(self, change: Change) -> int:
