@@ -38,6 +38,8 @@ LEAST_BEFORE: Final = 10
 LAG: Final = 10
 """The window of noise and median ends this many steps ago."""
 CLIP: Final = 5.0
+REACHED: Final = 0.75
+"""Share of what a mean can reach at most, since values are clipped, that is always enough: no past asks for more."""
 FEWEST: Final = 2.0
 """Units of noise below which no budget makes a finding."""
 PRIOR: Final = (2.2, 0.55)
@@ -216,7 +218,9 @@ class Shift:
         for place, (ratio, length, before) in enumerate(self._changes, start=first):
             if sign * ratio < FEWEST:
                 continue
-            score = sign * ratio / max(unsettled * self._usual.quantile(place, rarity), FEWEST)
+            most = REACHED * self._reach / (self._noise * _WIDTH[length, before])
+            asked = min(unsettled * self._usual.quantile(place, rarity), most)
+            score = sign * ratio / max(asked, FEWEST)
             if score > 1.0 and (best is None or score > best.score):
                 change = self._measured(length, before, score)
                 if sign * change.size >= least:
