@@ -69,6 +69,11 @@ def _validates(patch: Patch) -> bool:
     return sum(any(key.startswith("val-core/") for key in metrics) for _, metrics in patch.before) >= 4
 
 
+def _rate_known(patch: Patch) -> bool:
+    """Without the configuration nobody can tell it from a change that was meant."""
+    return patch.setup.lr is not None
+
+
 def _reward_counts(patch: Patch) -> bool:
     return patch.level(*REWARD) >= 0.15
 
@@ -233,6 +238,7 @@ KINDS: Final = (
         "the resumed run has left the course of the one it continues",
         (LR,),
         injections.rate_not_restored,
+        fits=_rate_known,
     ),
     Kind(
         "weight_sync_growth",

@@ -176,7 +176,10 @@ def misses(walks: Iterable[Walk]) -> list[Table]:
 
 
 def controls(walks: Iterable[Walk]) -> Table:
-    """By control: tries, tries with a page, and who paged."""
+    """By control: tries, tries with a page, and who paged.
+
+    A page that its source gave to the untouched run there is a false one of that run, and counted as such.
+    """
     table: dict[str, Table] = {}
     for walk in walks:
         for outcome in walk.outcomes:
@@ -186,7 +189,9 @@ def controls(walks: Iterable[Walk]) -> Table:
                 outcome.case.kind, {"tries": 0, "pages": 0, "warnings": 0, "by_source": {}, "at": []}
             )
             row["tries"] += 1
-            paged = sorted({source for _, severity, source in outcome.said if severity == PAGE})
+            lasts = range(outcome.case.place - 60, outcome.case.place + CONTROL[outcome.case.kind].steps)
+            usual = {source for index, severity, source in walk.said if severity == PAGE and index in lasts}
+            paged = sorted({source for _, severity, source in outcome.said if severity == PAGE} - usual)
             row["pages"] += bool(paged)
             row["warnings"] += not paged and any(severity == WARN for _, severity, _ in outcome.said)
             for source in paged:

@@ -198,6 +198,13 @@ def test_a_forecast_is_judged_at_half_way_and_a_missing_one_is_counted() -> None
     assert (row["tries"], row["missing"], row["median_error"]) == (2, 1, 0.1)
 
 
+def test_a_page_on_a_control_counts_unless_the_untouched_run_was_paged_there_by_the_same() -> None:
+    said = [(3, PAGE, "a"), (4, WARN, "b")]
+    tries = [Outcome("made", "generated", Case("resume", -1, place, 0), said) for place in (100, 500)]
+    row = scoring.controls([walked([(110, PAGE, "a")], tries)])["resume"]
+    assert (row["tries"], row["pages"], row["warnings"], row["by_source"]) == (2, 1, 1, {"a": 1})
+
+
 def test_a_missed_bar_is_named() -> None:
     result = {
         "healthy": {"held_out": {"pages_per_1000": 0.2, "warnings_per_1000": 1.0}},
