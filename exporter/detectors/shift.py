@@ -209,23 +209,32 @@ class Shift:
         usual.step()
 
     def change(self, *, rising: bool, least: float, rarity: float) -> Change | None:
-        """The clearest change of at least ``least`` that is beyond what the run has shown; ``rarity``: of a finding."""
+        """The clearest of :meth:`changes`."""
+        found = self.changes(rising=rising, least=least, rarity=rarity)
+        return found[0] if found else None
+
+    def changes(self, *, rising: bool, least: float, rarity: float) -> list[Change]:
+        """Changes of at least ``least`` that are beyond what the run has shown, the clearest first.
+
+        ``rarity``: of a finding, from the budget of pages.
+        """
         if (self.highest if rising else -self.lowest) < FEWEST:
-            return None
+            return []
         unsettled = 1.0 + 0.5 * max(0, UNSETTLED - self._count) / UNSETTLED
         sign, first = (1.0, len(LENGTHS)) if rising else (-1.0, 0)
-        best: Change | None = None
+        found = []
         for place, (ratio, length, before) in enumerate(self._changes, start=first):
             if sign * ratio < FEWEST:
                 continue
             most = REACHED * self._reach / (self._noise * _WIDTH[length, before])
             asked = min(unsettled * self._usual.quantile(place, rarity), most)
             score = sign * ratio / max(asked, FEWEST)
-            if score > 1.0 and (best is None or score > best.score):
+            if score > 1.0:
                 change = self._measured(length, before, score)
                 if sign * change.size >= least:
-                    best = change
-        return best
+                    found.append(change)
+        found.sort(key=_clearness)
+        return found
 
     def _measured(self, length: int, before: int, score: float) -> Change:
         start = len(self._values) - length
@@ -311,3 +320,7 @@ class Shift:
         self.highest, self.lowest = state["extremes"]
         self._middle, self._reach, self._noise = state["noise"]
         self._usual.load(state["usual"])
+
+
+def _clearness(change: Change) -> float:
+    return -change.score

@@ -175,14 +175,16 @@ class ShiftDetector:
             held[0] = held[1] = 0
             self._onsets[place] = None
             return None
-        page = shift.change(rising=watch.rising, least=self._least * max(watch.page, noisy), rarity=self._rarity)
-        held[0] = held[0] + 1 if page is not None else 0
+        pages = shift.changes(rising=watch.rising, least=self._least * max(watch.page, noisy), rarity=self._rarity)
+        held[0] = held[0] + 1 if pages else 0
         held[1] += 1
         if held[1] < HOLD:
             return None
-        severity = Severity.CRITICAL if page is not None and held[0] >= HOLD else Severity.WARNING
-        change = page if page is not None and severity is Severity.CRITICAL else warning
-        allowed = self.allow(watch, change, severity, sample)
+        change, allowed = warning, self.allow(watch, warning, Severity.WARNING, sample)
+        for page in pages if held[0] >= HOLD else ():
+            severity = self.allow(watch, page, Severity.CRITICAL, sample)
+            if severity is not None and (allowed is None or severity > allowed):
+                change, allowed = page, severity
         if allowed is None:
             return None
         if allowed > Severity.INFO:

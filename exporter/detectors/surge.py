@@ -41,7 +41,7 @@ FULL = 30
 """Below this many values in the window the ratio that counts as high is larger, up to three times as large."""
 TINY = 1e-9
 LARGEST_RATIO = 1e12
-GROWING = 1.3
+GROWING = 2.0
 """Times the step before that count as growth where only two steps are known."""
 SIGNED = frozenset({"loss", "kl", "ppo_kl"})
 """Signals that may be below 0 in a healthy run; only their magnitude is judged."""

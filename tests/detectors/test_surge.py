@@ -45,7 +45,7 @@ def test_a_fault_pages_within_five_steps_and_its_onset_is_near(signal: str, valu
 def test_a_supervised_loss_that_is_ten_times_up_pages_at_the_third_step_and_one_that_grows_at_the_second() -> None:
     loss = [2.0 + 0.1 * math.sin(step) for step in range(40)]
     assert critical(watch([Surge()], series("loss", [*loss, 40.0, 40.0, 40.0])))[0].step == 43
-    assert critical(watch([Surge()], series("loss", [*loss, 40.0, 80.0])))[0].step == 42
+    assert critical(watch([Surge()], series("loss", [*loss, 40.0, 100.0])))[0].step == 42
 
 
 @pytest.mark.parametrize("second", [0.3, 1.0, 1.2])
