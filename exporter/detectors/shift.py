@@ -42,8 +42,9 @@ REACHED: Final = 0.75
 """Share of what a mean can reach at most, since values are clipped, that is always enough: no past asks for more."""
 FEWEST: Final = 2.0
 """Units of noise below which no budget makes a finding."""
-PRIOR: Final = (2.2, 0.55)
-"""Location and scale of a healthy block's largest change, in units of the noise of the difference of the means."""
+PRIOR: Final = (4.8, 2.4)
+"""Location and scale of the square of a healthy block's largest change, in units of the noise of the difference of the
+means. Squares, since the tail of a normal variable's square falls as that of Gumbel's distribution does."""
 UNSETTLED: Final = 60
 """Steps from the start of an attempt in which learning is fastest and little is known: more is asked of a change."""
 SHORT: Final = 12
@@ -197,14 +198,15 @@ class Shift:
         usual, of_rises = self._usual, len(lengths)
         largest = usual.largest
         for place, (ratio, _, _) in enumerate(changes):
+            square = ratio * ratio
             if ratio > 0.0:
                 highest = max(highest, ratio)
-                if ratio > largest[place + of_rises]:
-                    usual.raise_to(place + of_rises, ratio)
+                if square > largest[place + of_rises]:
+                    usual.raise_to(place + of_rises, square)
             else:
                 lowest = min(lowest, ratio)
-                if -ratio > largest[place]:
-                    usual.raise_to(place, -ratio)
+                if square > largest[place]:
+                    usual.raise_to(place, square)
         self.highest, self.lowest = highest, lowest
         usual.step()
 
@@ -227,7 +229,7 @@ class Shift:
             if sign * ratio < FEWEST:
                 continue
             most = REACHED * self._reach / (self._noise * _WIDTH[length, before])
-            asked = min(unsettled * self._usual.quantile(place, rarity), most)
+            asked = min(unsettled * math.sqrt(max(self._usual.quantile(place, rarity), 0.0)), most)
             score = sign * ratio / max(asked, FEWEST)
             if score > 1.0:
                 change = self._measured(length, before, score)
