@@ -1,17 +1,17 @@
 """Step detector ``learning_rate``: the rate in effect is not the one that was asked for.
 
 Where the configuration is known, the rate logged with a step is compared with its schedule, give or take one update:
-verl's versions differ in whether they log the rate before or after the scheduler's step. After a resume two things are
-told apart by what explains the difference. If the rate is what the schedule gives with the peak of the attempt before,
-the restored optimizer state has won over the changed setting, which is what verl does. If it is what the schedule gives
-when counted from the resume, the scheduler was not restored and started over.
+verl's versions differ in whether they log the rate before or after the scheduler's step. After a resume two things
+are told apart by what explains the difference. If the rate is what the schedule gives with the peak of the attempt
+before, the restored optimizer state has won over the changed setting, which is what verl does. If it is what the
+schedule gives when counted from the resume, the scheduler was not restored and started over.
 
 Where it is not known (a plain log), the run itself is the measure: see :mod:`exporter.detectors.rate_curve`. There a
-resume is compared with the same steps of the attempt before, and that is a warning at most, since nobody knows what was
-asked for.
+resume is compared with the same steps of the attempt before: a warning, since nobody knows what was asked for, and a
+page where the rate is twice as high or more, since verl restores the rate whatever is asked for.
 
-Score: relative distance from what was expected, the smallest of the steps that confirm it; threshold ``tolerance`` for
-a warning, ``page`` for a page.
+Score: relative distance from what was expected, the smallest of the steps that confirm it; threshold ``tolerance``
+for a warning, ``page`` for a page.
 
 Reference: verl 0.9.1, ``verl.utils.torch_functional.get_{constant,cosine}_schedule_with_warmup``, and
 ``FSDPCheckpointManager``, which restores optimizer and scheduler.
@@ -211,7 +211,11 @@ class _Rate:
         return None
 
     def _after_resume(self, step: int, rate: float) -> Verdict | None:
-        """A warning where the first steps of an attempt are not what the attempt before had, or would have had."""
+        """Of the first steps of an attempt that are not what the attempt before had, or would have had.
+
+        A warning, since nobody knows what was changed on purpose; a page where the rate is twice as high or more, which
+        verl never does by itself: it restores the rate, whatever is configured.
+        """
         if self._before is None:
             return None
         if self.curve.seen <= self._warmup:
@@ -219,9 +223,11 @@ class _Rate:
             if band is not None:
                 distance = _distance(rate, *band, FLOOR * self._before.peak)
                 self._astray.append(distance if abs(distance) > self._tolerance else 0.0)
-            if self.curve.seen < self._warmup:
-                return None
         off = [distance for distance in self._astray if distance]
+        # Twice the rate and more, from the first step on: waiting for the warm-up would be ten ruinous updates.
+        higher = len(off) >= self._confirm and min(off) >= 1.0 and len(off) == len(self._astray)
+        if self.curve.seen < self._warmup and not higher:
+            return None
         if len(off) < self._confirm or self.curve.seen > self._warmup + SAID:
             self._before = None
             return None
@@ -236,7 +242,8 @@ class _Rate:
             f"{key}.optim: compare with the attempt before",
             f"{key}.checkpoint.load_contents (and save_contents): must have 'optimizer' and 'extra'",
         )
-        return self._verdict(step, size, self._first, summary, _NOT_RESTORED, advice, at_most=Severity.WARNING)
+        most = Severity.CRITICAL if higher else Severity.WARNING
+        return self._verdict(step, size, self._first, summary, _NOT_RESTORED, advice, at_most=most)
 
     def _verdict(
         self,

@@ -51,9 +51,10 @@ class RolloutMismatch(ShiftDetector):
     >>> for step in range(1, 101):
     ...     kl = 0.002 + step % 5 / 5000 + (0.002 * (step - 80) if step > 80 else 0.0)
     ...     for v in detector.observe(StepSample(step, 1, 0.0, {"rollout_k3_kl": kl, "rollout_kl": -kl})):
-    ...         if v.severity.label == "critical" and step < 87:
+    ...         if v.severity.label == "critical" and step < 89:
     ...             print(step, v.signal, "since", v.onset)
-    86 rollout_k3_kl since 81
+    87 rollout_k3_kl since 81
+    88 rollout_k3_kl since 81
     """
 
     name = "rollout_mismatch"

@@ -188,10 +188,18 @@ class TestAfterAResume:
         assert {v.onset for v in found} == {101}
         assert found[-1].step <= 101 + 15 + 10
 
-    def test_another_rate_is_a_warning_where_no_schedule_is_known(self) -> None:
+    @pytest.mark.parametrize("factor", [0.1, 0.5, 1.5])
+    def test_another_rate_is_a_warning_where_no_schedule_is_known(self, factor: float) -> None:
         detector = self.resumed(100, planned(LrSchedule(1e-6), 1, 100), None)
-        found = watch(detector, planned(LrSchedule(1e-5), 101, 200), attempt=2)
+        found = watch(detector, planned(LrSchedule(1e-6 * factor), 101, 200), attempt=2)
         assert {v.severity for v in found} == {Severity.WARNING}
+
+    @pytest.mark.parametrize("factor", [2.5, 10.0])
+    def test_a_rate_that_is_a_multiple_of_the_one_before_pages_at_once_whatever_is_known(self, factor: float) -> None:
+        detector = self.resumed(100, planned(LrSchedule(1e-6), 1, 100), None)
+        found = watch(detector, planned(LrSchedule(1e-6 * factor), 101, 200), attempt=2)
+        assert found[0].severity is Severity.CRITICAL
+        assert (found[0].onset, found[0].step <= 105) == (101, True)
 
     def test_steps_that_go_back_without_a_word_are_a_restart(self) -> None:
         schedule = LrSchedule(1e-6, warmup_steps=30)
