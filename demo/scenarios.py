@@ -14,11 +14,11 @@ class Scenario:
     fault_step: int | None
     """First step that the fault touches; None for a run without one."""
     steps: int
-    """Length of the training; a run with a fault is ended before, once it has recovered."""
+    """Length of the training; a run with a fault is ended before, once it has recovered or was found."""
     detectors: frozenset[str] = frozenset()
     """Detectors of which at least one has to find it."""
     recovers: bool = True
-    """A rollback is what helps. Where it is not, the finding is for a person, and all that is owed."""
+    """A rollback is promised. Where it is not, the finding is for a person, and all that is owed."""
     course_steps: int = 30
     """A recording goes on for as many steps after the fault…"""
     course_seconds: float = 240.0
@@ -83,6 +83,7 @@ _ALL = (
         fault_step=26,
         steps=400,
         detectors=frozenset({"reward", "dead_run", "level"}),
+        recovers=False,
         course_steps=20,
     ),
     Scenario(

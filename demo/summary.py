@@ -149,8 +149,6 @@ def _outcome(
     if not scenario.recovers:
         if first is None:
             return "the fault was not found"
-        if recovery is not None:
-            return f"a recovery was planned, which does not help against this: {recovery['reason']}"
         return f"{len(false_pages)} false page(s), the first: {false_pages[0]['summary']}" if false_pages else "found"
     if first is None:
         return "the fault was not detected"

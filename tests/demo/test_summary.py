@@ -173,7 +173,7 @@ def warning(**changes: Any) -> dict[str, Any]:
 ONLY_FOUND: dict[str, Any] = {"incidents": [warning()], "recoveries": [], "alert_active": None}
 
 
-def test_a_fault_that_no_rollback_helps_against_is_a_success_once_it_is_found() -> None:
+def test_a_fault_that_is_only_to_be_found_is_a_success_once_it_is() -> None:
     result = conclude(SCENARIOS["slow_reward"], observed(**ONLY_FOUND))
 
     assert result.ok
@@ -190,11 +190,10 @@ def test_a_fault_that_no_rollback_helps_against_is_a_success_once_it_is_found() 
         ({"incidents": []}, "not found"),
         ({"incidents": [warning(detector="surge")]}, "not found"),
         ({"incidents": [warning(opened_at=990.0)]}, "not found"),
-        ({"recoveries": [recovery()]}, "a recovery was planned"),
         ({"incidents": [warning(), warning(detector="surge", paged_at=990.0)]}, "1 false page"),
     ],
 )
-def test_a_fault_that_was_not_found_or_was_rolled_back_for_nothing_is_no_success(
+def test_a_fault_that_was_not_found_or_paged_for_before_it_came_is_no_success(
     changes: dict[str, Any], words: str
 ) -> None:
     result = conclude(SCENARIOS["slow_reward"], observed(**{**ONLY_FOUND, **changes}))
