@@ -50,6 +50,7 @@ class _Watched:
 _BROKEN = "The weights, or what the loss is computed from, are no numbers any more; training on cannot heal weights."
 _WATCHED = (
     _Watched("loss", True, 1, _BROKEN, (_LR, _CLIP, _DTYPE)),
+    _Watched("pg_loss", True, 1, _BROKEN, (_LR, _CLIP, _DTYPE)),
     _Watched(
         "grad_norm",
         True,
@@ -86,6 +87,14 @@ _WATCHED = (
         "The reward function returned no number, or the policy writes garbage.",
         ("reward.custom_reward_function: check what it returns", _LR),
     ),
+    _Watched(
+        "advantage_spread",
+        False,
+        1,
+        "Advantages that are no numbers make every gradient of the batch one that is none.",
+        ("reward.custom_reward_function: check what it returns", "critic.optim.lr: lower it, where there is a critic"),
+    ),
+    _Watched("val_loss", False, 0, _BROKEN, (_LR, _DTYPE)),
 )
 
 
@@ -99,7 +108,7 @@ class _Streak(NamedTuple):
 
 
 class NonFinite:
-    """NaN or infinity in loss, gradient norm, KL, entropy or reward.
+    """NaN or infinity in loss, gradient norm, KL, entropy, advantages, reward or validation loss.
 
     ``stays``: steps in a row after which a value that is not finite is certain.
     ``warmup``: first steps of an attempt in which an infinite gradient norm alone is only a warning.
@@ -134,6 +143,8 @@ class NonFinite:
             self._steps += 1
             self._last_step = step
         bad = [w for w in _WATCHED if self._is_bad(w, sample.signals)]
+        if any(watched.signal == "loss" for watched in bad):
+            bad = [watched for watched in bad if watched.signal != "pg_loss"]  # one of its terms, or the same
         verdicts = []
         for watched in bad:
             streak = self._streaks.get(watched.signal)

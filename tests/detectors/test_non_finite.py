@@ -86,3 +86,14 @@ def test_a_step_in_two_parts_counts_once() -> None:
 def test_a_wrong_option_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         NonFinite(**options)
+
+
+def test_a_term_of_the_loss_and_advantages_page_by_themselves_and_a_loss_speaks_for_its_term() -> (
+    None
+):
+    usual = {"loss": 0.1, "pg_loss": 0.1, "advantage_spread": 2.0}
+    for signal in ("pg_loss", "advantage_spread"):
+        steps = [(1, usual), (2, usual | {signal: math.nan})]
+        assert [v.signal for v in critical(watch([NonFinite()], steps))] == [signal]
+    both = [(1, usual), (2, usual | {"loss": math.nan, "pg_loss": math.nan})]
+    assert [v.signal for v in critical(watch([NonFinite()], both))] == ["loss"]
