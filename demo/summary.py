@@ -186,7 +186,7 @@ def _timeline(
         else moment("first verdict", None),
         moment("alert firing", observation.alert_active, "in Prometheus" if observation.alert_active else ""),
     ]
-    if recovery is None and not scenario.recovers:
+    if not scenario.recovers:
         return moments
     if recovery is None:
         return [*moments, *(moment(name, None) for name in ("webhook received", "plan", "stop", "restart"))]
