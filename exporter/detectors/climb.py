@@ -7,6 +7,7 @@ only where the ends of a window say that there is a climb that goes on.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import median
@@ -16,14 +17,15 @@ from exporter.detectors.base import Forecast, Severity, Verdict
 from exporter.detectors.growth import Growth, find_growth, since_last_jump
 from exporter.detectors.trend import Trend
 
-RECENT, SPAN, POINTS = 64, 400, 50
+RECENT, SPAN, POINTS = 64, 400, 100
 """Steps of the short window; steps and points of the long one."""
 SKIPPED = 8
 """First steps of an attempt, whose stairs are not even learned."""
 EVERY = 4
 """Steps between two looks at the least, and between two numbers that the long window gets."""
-BEGUN_BEFORE = 0.15
-"""Share of a climb that lies before the short window, from which on the long one is fitted."""
+LEAST_BEFORE, CALM = 12, 0.25
+"""Steps of the short window that have to lie before a growth for it to be younger than the window, and share of the
+growth's slope below which the slope there has to be."""
 LATE, STILL = 3, 0.1
 """A climb is over when less than this share of it was climbed in the newest third of its window."""
 LEAST_LOOK = 8
@@ -72,14 +74,20 @@ class Climb:
         return found
 
     def growth(self, worth: Callable[[Growth], bool]) -> Growth | None:
-        """The growth at the end of the short window, or of the long one where it began before the short one does."""
+        """The growth at the end of the short window, or of the long one where it is older than the short one."""
         xs, ys = since_last_jump(*self._recent.series())
-        wide_xs, wide_ys = since_last_jump(*self._wide.series())
-        if len(wide_ys) >= 3 and len(ys) >= RECENT:
-            low = min(map(median, zip(wide_ys, wide_ys[1:], wide_ys[2:], strict=False)))
-            if median(ys[: RECENT // 6]) - low > BEGUN_BEFORE * (ys[-1] - low):
-                xs, ys = wide_xs, wide_ys
-        return find_growth(xs, ys, worth)
+        if len(xs) < RECENT:  # since a jump, or since the start: there is no more to see
+            return find_growth(xs, ys, worth)
+
+        def fresh(growth: Growth) -> bool:
+            """Whether the window goes back far enough to have the level from which it grew."""
+            hinge = bisect_left(xs, growth.onset)
+            if hinge < LEAST_BEFORE:
+                return False
+            slope = (median(ys[hinge - 5 : hinge]) - median(ys[:5])) / (xs[hinge - 3] - xs[2])
+            return slope < CALM * growth.shape.gain and worth(growth)
+
+        return find_growth(xs, ys, fresh) or find_growth(*since_last_jump(*self._wide.series()), worth)
 
     def deepest_tooth(self) -> float:
         """The largest climb of either window that was taken back, as far as it was."""

@@ -46,7 +46,7 @@ UNLIMITED_SEEN, UNLIMITED_MOST, HOST_MOST = 30, 300, 150
 """Steps seen from which on, and up to which, a climb without a limit is a page; twice the climb is one sooner."""
 LONGEST_PAUSE = 10.0
 """Steps between two fits of a growth at the most; they are an eighth of its age."""
-FAILED_PAUSE = 6.0
+FAILED_PAUSE = 8.0
 """Steps to the next fit after one that found nothing."""
 SLACKENS = 0.75
 """Slope now over slope before, below which growth is no page, and without a limit not even a warning."""
