@@ -29,7 +29,7 @@ class Beside:
     10.5
     """
 
-    __slots__ = ("_least", "_steps", "_values")
+    __slots__ = ("_least", "_values", "last_step")
 
     def __init__(self, least_noise: float) -> None:
         self._least = least_noise
@@ -37,19 +37,16 @@ class Beside:
 
     def restart(self) -> None:
         """Forget everything."""
-        self._values, self._steps = array("d"), array("q")
-
-    @property
-    def last_step(self) -> int:
+        self._values = array("f")
+        self.last_step = -1
         """Step of the newest value; -1 where there is none."""
-        return self._steps[-1] if self._steps else -1
 
     def push(self, step: int, value: float) -> None:
         """Take the finite value of the next step."""
         self._values.append(value)
-        self._steps.append(step)
+        self.last_step = step
         if len(self._values) >= KEPT + _SPACE:
-            del self._values[:_SPACE], self._steps[:_SPACE]
+            del self._values[:_SPACE]
 
     def drift(self, length: int) -> float:
         """Mean of the newest ``length`` values less that of the ones before, in units of its noise; 0 for too few."""
@@ -67,8 +64,8 @@ class Beside:
 
     def state(self) -> dict[str, Any]:
         """Plain data, for :meth:`load`."""
-        return {"values": list(self._values), "steps": list(self._steps)}
+        return {"values": list(self._values), "last_step": self.last_step}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` gave."""
-        self._values, self._steps = array("d", state["values"]), array("q", state["steps"])
+        self._values, self.last_step = array("f", state["values"]), state["last_step"]

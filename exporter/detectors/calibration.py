@@ -21,7 +21,7 @@ extreme values: A. Siffer et al., Anomaly Detection in Streams with Extreme Valu
 from __future__ import annotations
 
 import math
-from collections import deque
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,22 +86,22 @@ class BlockMaxima:
     5.6
     """
 
-    __slots__ = ("_fits", "_in_block", "_moments", "_seen", "_waiting", "largest")
+    __slots__ = ("_in_block", "_means", "_seen", "_squares", "_waiting", "largest")
 
     def __init__(self, count: int, location: float, scale: float) -> None:
-        self._waiting: deque[list[float]] = deque()
+        # Arrays: there is one of these for each watched series of each run.
+        self._waiting = array("d")  # blocks that are not learned from yet, one after the other, oldest first
         self._in_block = 0
-        self.largest = [0.0] * count
+        self.largest = array("d", [0.0] * count)
         """Of each statistic the largest value in the block so far."""
         self._seen = PRIOR_BLOCKS
         mean = location + _GUMBEL_MEAN * scale
-        self._moments = [(mean, (_GUMBEL_SD * scale) ** 2 + mean**2)] * count
-        self._fits = [_fit(*moments) for moments in self._moments]
+        self._means = array("d", [mean] * count)
+        self._squares = array("d", [(_GUMBEL_SD * scale) ** 2 + mean**2] * count)
 
     def raise_to(self, place: int, value: float) -> None:
         """A statistic of this step is above ``largest``; one far beyond the usual counts as ``MOST`` scales beyond."""
-        location, scale = self._fits[place]
-        self.largest[place] = max(min(value, location + MOST * scale), self.largest[place])
+        self.largest[place] = max(min(value, self.quantile(place, MOST)), self.largest[place])
 
     def step(self) -> None:
         """The step's statistics are all there."""
@@ -110,51 +110,47 @@ class BlockMaxima:
             self._end_block()
 
     def _end_block(self) -> None:
-        self._waiting.append(self.largest)
-        self.largest, self._in_block = [0.0] * len(self.largest), 0
-        if len(self._waiting) <= DELAY:
+        count = len(self.largest)
+        self._waiting.extend(self.largest)
+        self._clear_block()
+        if len(self._waiting) <= DELAY * count:
             return
         self._seen = min(self._seen + 1.0, MEMORY)
-        for place, value in enumerate(self._waiting.popleft()):
-            mean, square = self._moments[place]
-            mean += (value - mean) / self._seen
-            square += (value * value - square) / self._seen
-            self._moments[place] = (mean, square)
-            self._fits[place] = _fit(mean, square)
+        for place in range(count):
+            value = self._waiting[place]
+            self._means[place] += (value - self._means[place]) / self._seen
+            self._squares[place] += (value * value - self._squares[place]) / self._seen
+        del self._waiting[:count]
+
+    def _clear_block(self) -> None:
+        self.largest = array("d", [0.0] * len(self.largest))
+        self._in_block = 0
 
     def found(self, places: Iterable[int]) -> None:
         """A finding of these statistics holds: the newest blocks are part of it, and nothing is learned from them."""
         for place in places:
-            location = self._fits[place][0]
+            location = self.quantile(place, 0.0)
             self.largest[place] = 0.0
-            for block in self._waiting:
-                block[place] = min(block[place], location)
+            for block in range(place, len(self._waiting), len(self.largest)):
+                self._waiting[block] = min(self._waiting[block], location)
 
     def restart(self) -> None:
         """What waits to be learned is of another attempt."""
-        self._waiting.clear()
-        self.largest, self._in_block = [0.0] * len(self.largest), 0
+        self._waiting = array("d")
+        self._clear_block()
 
     def quantile(self, place: int, rarity: float) -> float:
-        """The value that a healthy block's maximum exceeds with probability ``exp(-rarity)``."""
-        location, scale = self._fits[place]
-        return location + rarity * scale
+        """The value that a healthy block's maximum exceeds with probability ``exp(-rarity)``; at 0 the location."""
+        mean = self._means[place]
+        scale = math.sqrt(max(self._squares[place] - mean * mean, 1e-12)) / _GUMBEL_SD
+        return mean - _GUMBEL_MEAN * scale + rarity * scale
 
     def state(self) -> list[Any]:
         """Plain data, for :meth:`load`."""
-        moments = [list(pair) for pair in self._moments]
-        return [[list(block) for block in self._waiting], self._in_block, list(self.largest), self._seen, moments]
+        arrays = (self._waiting, self.largest, self._means, self._squares)
+        return [self._in_block, self._seen, *(list(values) for values in arrays)]
 
     def load(self, state: Any) -> None:
         """Take over what :meth:`state` gave."""
-        waiting, self._in_block, largest, self._seen, moments = state
-        self._waiting = deque([float(value) for value in block] for block in waiting)
-        self.largest = [float(value) for value in largest]
-        self._moments = [(float(mean), float(square)) for mean, square in moments]
-        self._fits = [_fit(*pair) for pair in self._moments]
-
-
-def _fit(mean: float, square: float) -> tuple[float, float]:
-    """Location and scale of the Gumbel distribution with these moments."""
-    scale = math.sqrt(max(square - mean * mean, 1e-12)) / _GUMBEL_SD
-    return mean - _GUMBEL_MEAN * scale, scale
+        self._in_block, self._seen, *arrays = state
+        self._waiting, self.largest, self._means, self._squares = (array("d", values) for values in arrays)

@@ -55,6 +55,7 @@ MEASURED: Final = 16
 """Steps after which median and noise are measured again; more often while the attempt is young."""
 LEAST_MEASURED: Final = 6
 _KEPT: Final = 2 * max(LENGTHS)
+_FARTHEST: Final = 2**31 - 1
 _SPACE: Final = 24
 """Values by which the store grows before the oldest are dropped."""
 _WIDTH: Final = {
@@ -98,12 +99,13 @@ class Shift:
     """
 
     __slots__ = (
-        "_changes",
         "_clipped",
         "_count",
         "_least",
         "_middle",
         "_noise",
+        "_origin",
+        "_ratios",
         "_reach",
         "_steps",
         "_sums",
@@ -124,10 +126,12 @@ class Shift:
 
     def restart(self) -> None:
         """Forget the level, and keep what is known of how much this run's level moves."""
-        self._values, self._clipped, self._steps = array("d"), array("d"), array("q")
+        # Half as wide as a float is enough to find medians by, and there is one of these for each series of each run.
+        self._values, self._clipped = array("f"), array("f")
+        self._steps, self._origin = array("i"), 0  # from the origin on
         self._sums = array("d", [0.0])  # of the clipped values before each place
         self._count = 0
-        self._changes: list[tuple[float, int, int]] = []  # in units of its noise, newest steps, steps before
+        self._ratios = array("d")  # changes by length, in units of their noise
         self.highest = self.lowest = 0.0
         """The largest change upwards, and downwards (below 0), in units of its noise."""
         self.last_step = -1
@@ -143,7 +147,9 @@ class Shift:
         count = self._count = self._count + 1
         self.last_step = step
         self._values.append(value)
-        self._steps.append(step)
+        if count == 1:
+            self._origin = step
+        self._steps.append(min(step - self._origin, _FARTHEST))
         if count % MEASURED == 0 or (count <= UNSETTLED and count % 4 == 0):
             self._measure()
         if self._noise:
@@ -152,7 +158,7 @@ class Shift:
             elif value < self._middle - self._reach:
                 value = self._middle - self._reach
         clipped.append(value)
-        self._sums.append(self._sums[-1] + value)
+        self._sums.append(self._sums[-1] + clipped[-1])
         if count > self._warmup and self._noise:
             self._compare()
 
@@ -176,12 +182,12 @@ class Shift:
         self._reach = CLIP * max(quartiles, deciles, self._noise)
 
     def _compare(self) -> None:
-        sums, noise, changes, lengths = self._sums, self._noise, self._changes, LENGTHS
+        sums, noise, ratios = self._sums, self._noise, self._ratios
         total = len(sums) - 1
         newest = sums[total]
-        compared = _SHORT if len(changes) == len(lengths) and self._count % SELDOM else len(lengths)
+        compared = _SHORT if len(ratios) == len(LENGTHS) and self._count % SELDOM else len(LENGTHS)
         for place in range(compared):
-            length = lengths[place]
+            length = LENGTHS[place]
             before = length if length > BEFORE else BEFORE
             if total - length < before:
                 before = total - length
@@ -189,15 +195,15 @@ class Shift:
                     break
             start = sums[total - length]
             size = (newest - start) / length - (start - sums[total - length - before]) / before
-            change = (size / (noise * _WIDTH[length, before]), length, before)
-            if place < len(changes):
-                changes[place] = change
+            ratio = size / (noise * _WIDTH[length, before])
+            if place < len(ratios):
+                ratios[place] = ratio
             else:
-                changes.append(change)
+                ratios.append(ratio)
         highest = lowest = 0.0
-        usual, of_rises = self._usual, len(lengths)
+        usual, of_rises = self._usual, len(LENGTHS)
         largest = usual.largest
-        for place, (ratio, _, _) in enumerate(changes):
+        for place, ratio in enumerate(ratios):
             square = ratio * ratio
             if ratio > 0.0:
                 highest = max(highest, ratio)
@@ -225,11 +231,13 @@ class Shift:
         unsettled = 1.0 + 0.5 * max(0, UNSETTLED - self._count) / UNSETTLED
         sign, first = (1.0, len(LENGTHS)) if rising else (-1.0, 0)
         found = []
-        for place, (ratio, length, before) in enumerate(self._changes, start=first):
+        for place, ratio in enumerate(self._ratios):
             if sign * ratio < FEWEST:
                 continue
+            length = LENGTHS[place]
+            before = min(max(BEFORE, length), len(self._values) - length)
             most = REACHED * self._reach / (self._noise * _WIDTH[length, before])
-            asked = min(unsettled * math.sqrt(max(self._usual.quantile(place, rarity), 0.0)), most)
+            asked = min(unsettled * math.sqrt(max(self._usual.quantile(first + place, rarity), 0.0)), most)
             score = sign * ratio / max(asked, FEWEST)
             if score > 1.0:
                 change = self._measured(length, before, score)
@@ -271,14 +279,14 @@ class Shift:
             total += sign * (self._values[place] - between)
             if total > highest:
                 highest, best = total, place
-        return self._steps[best]
+        return self._origin + self._steps[best]
 
     def recent(self, since: int, most: int = 40) -> tuple[list[float], list[float]]:
         """Steps and values from step ``since`` on, the newest always, thinned to about ``most``."""
-        first = next((place for place, step in enumerate(self._steps) if step >= since), len(self._steps) - 1)
-        stride = max(1, (len(self._steps) - first) // most)
-        places = range(len(self._steps) - 1, first - 1, -stride)
-        return [float(self._steps[place]) for place in reversed(places)], [self._values[p] for p in reversed(places)]
+        steps, last = self._steps, len(self._steps) - 1
+        first = next((place for place, step in enumerate(steps) if self._origin + step >= since), last)
+        places = range(last, first - 1, -max(1, (last + 1 - first) // most))
+        return [float(self._origin + steps[p]) for p in reversed(places)], [self._values[p] for p in reversed(places)]
 
     def band(self) -> tuple[float, float, float] | None:
         """What is expected of the next value: median, and where the unusual begins below and above."""
@@ -303,22 +311,23 @@ class Shift:
         return {
             "values": list(self._values),
             "clipped": list(self._clipped),
-            "steps": list(self._steps),
+            "steps": [self._origin, *self._steps],
             "count": self._count,
-            "changes": [list(change) for change in self._changes],
+            "ratios": list(self._ratios),
             "extremes": [self.highest, self.lowest],
+            "last_step": self.last_step,
             "noise": [self._middle, self._reach, self._noise],
             "usual": self._usual.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` gave."""
-        self._values, self._clipped = array("d", state["values"]), array("d", state["clipped"])
-        self._steps = array("q", state["steps"])
-        self.last_step = self._steps[-1] if self._steps else -1
+        self._values, self._clipped = array("f", state["values"]), array("f", state["clipped"])
+        self._origin, *steps = state["steps"]
+        self._steps, self.last_step = array("i", steps), state["last_step"]
         self._sum_up()
         self._count = state["count"]
-        self._changes = [(float(ratio), int(length), int(before)) for ratio, length, before in state["changes"]]
+        self._ratios = array("d", state["ratios"])
         self.highest, self.lowest = state["extremes"]
         self._middle, self._reach, self._noise = state["noise"]
         self._usual.load(state["usual"])
