@@ -32,6 +32,8 @@ SIGNAL = "grad_norm"
 SPREAD_STEPS = 3
 LEAST = 15
 """Spreads that the window must hold before anything is judged."""
+FULL = 40
+"""With fewer spreads in the window, up to half as much again is asked."""
 WARNING_SHARE = 0.85
 LARGEST_RATIO = 1e12
 USUAL = (0.75, 0.06)
@@ -111,7 +113,8 @@ class GradientInstability:
         usual = self._usual()
         spreads = sorted((spread for _, spread in self._recent), reverse=True)
         score = min(spreads[self._k - 1] / usual, LARGEST_RATIO)
-        least = min(max(self._factor, self._scores.quantile(0, self._rarity)), MOST * self._factor)
+        thin = 1.0 + 0.5 * max(0, FULL - len(self._past)) / FULL
+        least = thin * min(max(self._factor, self._scores.quantile(0, self._rarity)), MOST * self._factor)
         warn = WARNING_SHARE * least
         if fresh:
             self._scores.raise_to(0, score)

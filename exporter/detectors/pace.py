@@ -133,9 +133,8 @@ class Pace:
         """Forget everything."""
         self._columns = [array("d") for _ in range(self._width)]
         self._steps = array("q")
-        self._blocks: list[
-            tuple[float, ...]
-        ] = []  # levels of the columns, their spreads, the largest value, first step
+        # Of each block the levels of the columns, their spreads, the largest value, and the first step.
+        self._blocks: list[array[float]] = []
         self._count = 0
         self._lows = [math.inf] * self._width  # best level of each column
         self._noise = 0.0  # of a block; 0 until it is asked for
@@ -166,7 +165,7 @@ class Pace:
         columns, steps = self._columns, self._steps
         ordered = [sorted(column[-BLOCK:]) for column in columns]
         levels, spreads = [o[_LEVEL] for o in ordered], [o[_MIDDLE] - o[0] for o in ordered]
-        self._blocks.append((*levels, *spreads, ordered[0][-1], steps[-BLOCK]))
+        self._blocks.append(array("d", [*levels, *spreads, ordered[0][-1], steps[-BLOCK]]))
         if len(self._blocks) > BLOCKS:
             gone = self._blocks.pop(0)
             self._lows = [
@@ -298,7 +297,7 @@ class Pace:
 
     def levels(self) -> tuple[float, ...] | None:
         """Levels of the newest block, of the value and over each explanation; None before the first block is full."""
-        return self._blocks[-1][: self._width] if self._blocks else None
+        return tuple(self._blocks[-1][: self._width]) if self._blocks else None
 
     def slopes(self, since: int) -> tuple[float, float, float] | None:
         """Growth a step since a step: the lower quartile of all slopes between blocks, the median, the upper one."""
@@ -326,7 +325,7 @@ class Pace:
         self.restart()
         self._columns = [array("d", column) for column in state["columns"]]
         self._steps = array("q", state["steps"])
-        self._blocks = [tuple(float(x) for x in block) for block in state["blocks"]]
+        self._blocks = [array("d", block) for block in state["blocks"]]
         if self._blocks:
             self._lows = list(map(min, zip(*self._blocks, strict=True)))[: self._width]
         self._count, self._above = state["count"], state["above"]

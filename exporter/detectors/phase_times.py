@@ -7,6 +7,7 @@ the blocks of :class:`exporter.detectors.pace.Pace`. Also here: a step's time wi
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -101,16 +102,17 @@ class PhaseTimes:
     __slots__ = ("_blocks", "_count", "_recent")
 
     def __init__(self) -> None:
-        self._recent: list[tuple[float | None, ...]] = []
-        self._blocks: list[tuple[float | None, ...]] = []
+        # In the order of PHASES; NaN where there is no timer, or none that can be judged.
+        self._recent: list[array[float]] = []
+        self._blocks: list[array[float]] = []
         self._count = 0
 
     def push(self, signals: Mapping[str, float]) -> None:
         """Take the timers of one step that was pushed to the pace."""
-        self._recent.append(tuple(map(signals.get, PHASES)))
+        self._recent.append(array("d", [signals.get(phase, math.nan) for phase in PHASES]))
         self._count += 1
         if self._count % BLOCK == 0:
-            self._blocks.append(_medians(self._recent[-BLOCK:]))
+            self._blocks.append(array("d", _medians(self._recent[-BLOCK:])))
             del self._blocks[:-BLOCKS]
             del self._recent[: -3 * BLOCK]
 
@@ -121,7 +123,7 @@ class PhaseTimes:
         found = [
             Blame(phase, before, now, min((now - before) / growth, 1.0))
             for phase, before, now in zip(PHASES, self._blocks[block], _medians(self._recent[-newest:]), strict=True)
-            if before is not None and now is not None
+            if not math.isnan(now - before)
         ]
         worst = max(found, key=lambda blame: blame.share, default=None)
         return worst if worst is not None and worst.share >= 0.3 else None
@@ -130,20 +132,24 @@ class PhaseTimes:
         """Plain data, for :meth:`load`."""
         return {
             "recent": [[clean(value) for value in step] for step in self._recent],
-            "blocks": [list(block) for block in self._blocks],
+            "blocks": [[clean(value) for value in block] for block in self._blocks],
             "count": self._count,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` gave."""
-        self._recent = [tuple(step) for step in state["recent"]]
-        self._blocks = [tuple(block) for block in state["blocks"]]
+        self._recent, self._blocks = _unpacked(state["recent"]), _unpacked(state["blocks"])
         self._count = state["count"]
 
 
-def _medians(steps: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+def _unpacked(kept: Sequence[Sequence[float | None]]) -> list[array[float]]:
+    return [array("d", [math.nan if value is None else value for value in row]) for row in kept]
+
+
+def _medians(steps: Sequence[Sequence[float]]) -> list[float]:
+    """By phase; NaN where fewer than half of the steps have it."""
     found = []
-    for column in zip(*steps, strict=True):
-        values = sorted([value for value in column if value is not None and 0.0 <= value < math.inf])
-        found.append(values[len(values) // 2] if values else None)
-    return tuple(found)
+    for values in zip(*steps, strict=True):
+        there = sorted(value for value in values if 0.0 <= value < math.inf)
+        found.append(there[len(there) // 2] if 2 * len(there) >= len(steps) else math.nan)
+    return found

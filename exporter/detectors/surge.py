@@ -24,7 +24,7 @@ Statistics, 2003) and the k-of-n rule of Western Electric (Statistical Quality C
 from __future__ import annotations
 
 import math
-from collections import deque
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -122,10 +122,10 @@ class Surge:
         return verdicts
 
     def _judge(self, series: _Series, value: float) -> Verdict | None:
-        ratios = sorted((ratio for _, ratio in series.ratios), reverse=True)
+        ratios = sorted(series.ratios, reverse=True)
         if not ratios or ratios[0] <= self._factor:
             return None
-        high_now = series.ratios[-1][1] > self._factor
+        high_now = series.ratios[-1] > self._factor
         in_a_row = series.growing()
         kth = ratios[self._k - 1] if len(ratios) >= self._k else 0.0
         second = ratios[1] if len(ratios) > 1 else 0.0
@@ -210,9 +210,10 @@ class _Series:
         self.watch = watch
         self._floor, self._factor, self._warmup = floor, factor, warmup
         self._past = SortedWindow(window)
-        self._recent: deque[tuple[int, float, float]] = deque()  # step, magnitude, ratio
+        # Of the steps that are not in the window yet, and ratios of the last n.
+        self._steps, self._sizes, self._highs = array("q"), array("d"), array("b")
         self._high_before = False  # whether the newest value of the window was high when it came
-        self.ratios: deque[tuple[int, float]] = deque(maxlen=n)
+        self.ratios = array("d")
         self._n = n
         self.calm_for = n
         """Steps since the last one that was high."""
@@ -227,22 +228,28 @@ class _Series:
         size = 1.0 / max(abs(value), TINY) if self.watch.falls else abs(value)
         if size == 0.0:
             # Exactly 0 is a step without a gradient or without an update, not a level to measure others by.
-            self.ratios.append((step, 0.0))
-            self.calm_for += 1
+            self._note(0.0)
             return
         self._seen += 1
         self._sign += SIGN_MEMORY * ((1.0 if value > 0.0 else -1.0) - self._sign)
         ratio = self._ratio(size) if self._seen > self._warmup else 0.0
-        self.ratios.append((step, ratio))
-        self._recent.append((step, size, ratio))
-        if ratio > self._factor:
-            if self.calm_for >= self._n:
-                self.onset = self._estimate_onset()
-            self.calm_for = 0
-        else:
-            self.calm_for += 1
-        while len(self._recent) > min(LAG, self._seen // 3):
+        self._steps.append(step)
+        self._sizes.append(size)
+        self._highs.append(ratio > self._factor)
+        self._note(ratio)
+        while len(self._steps) > min(LAG, self._seen // 3):
             self._admit()
+
+    def _note(self, ratio: float) -> None:
+        self.ratios.append(ratio)
+        if len(self.ratios) > self._n:
+            del self.ratios[0]
+        if ratio <= self._factor:
+            self.calm_for += 1
+            return
+        if self.calm_for >= self._n:
+            self.onset = self._estimate_onset()
+        self.calm_for = 0
 
     def _ratio(self, size: float) -> float:
         """How many times the yardstick, with the demands of median, floor, slack and a short window worked in."""
@@ -266,18 +273,18 @@ class _Series:
 
     def _admit(self) -> None:
         """Move the oldest of the recent values into the window, clipped if it was high and not alone in that."""
-        _, size, ratio = self._recent.popleft()
-        high = ratio > self._factor
-        alone = not self._high_before and not (self._recent and self._recent[0][2] > self._factor)
+        size, high = self._sizes.pop(0), bool(self._highs.pop(0))
+        del self._steps[0]
+        alone = not self._high_before and not (self._highs and self._highs[0])
         self._past.push(min(size, self._factor * self._past.largest(2)) if high and not alone else size)
         self._high_before = high
 
     def _estimate_onset(self) -> int:
         """First step of the run-up: back while values are nearer, by their ratios, to now's than to the usual."""
-        onset, now, _ = self._recent[-1]
+        onset, now = self._steps[-1], self._sizes[-1]
         usual = max(self._past.largest(2), self._past.median())
         between = math.sqrt(usual) * math.sqrt(now)
-        for step, size, _ in reversed(self._recent):
+        for step, size in zip(reversed(self._steps), reversed(self._sizes), strict=True):
             if size < between:
                 break
             onset = step
@@ -290,7 +297,7 @@ class _Series:
         """
         if len(self.ratios) < 2:
             return 0.0
-        before, now = self.ratios[-2][1], self.ratios[-1][1]
+        before, now = self.ratios[-2], self.ratios[-1]
         return before if now > GROWING * before or now == LARGEST_RATIO else 0.0
 
     def usual(self) -> float:
@@ -324,9 +331,9 @@ class _Series:
     def state_dict(self) -> dict[str, Any]:
         return {
             "past": list(self._past),
-            "recent": [list(entry) for entry in self._recent],
+            "recent": [list(values) for values in (self._steps, self._sizes, self._highs)],
             "high_before": self._high_before,
-            "ratios": [list(pair) for pair in self.ratios],
+            "ratios": list(self.ratios),
             "seen": self._seen,
             "sign": self._sign,
             "last_step": self.last_step,
@@ -337,9 +344,10 @@ class _Series:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for value in state["past"]:
             self._past.push(float(value))
-        self._recent.extend((int(step), float(size), float(ratio)) for step, size, ratio in state["recent"])
+        steps, sizes, highs = state["recent"]
+        self._steps, self._sizes, self._highs = array("q", steps), array("d", sizes), array("b", highs)
         self._high_before = state["high_before"]
-        self.ratios.extend((int(step), float(ratio)) for step, ratio in state["ratios"])
+        self.ratios = array("d", state["ratios"])
         self._seen, self.last_step, self.onset = state["seen"], state["last_step"], state["onset"]
         self._sign = state.get("sign", 0.0)
         self.calm_for = state.get("calm_for", 0)
