@@ -88,9 +88,7 @@ def test_a_wrong_option_is_refused(options: dict[str, int]) -> None:
         NonFinite(**options)
 
 
-def test_a_term_of_the_loss_and_advantages_page_by_themselves_and_a_loss_speaks_for_its_term() -> (
-    None
-):
+def test_a_term_of_the_loss_and_advantages_page_by_themselves_and_a_loss_speaks_for_its_term() -> None:
     usual = {"loss": 0.1, "pg_loss": 0.1, "advantage_spread": 2.0}
     for signal in ("pg_loss", "advantage_spread"):
         steps = [(1, usual), (2, usual | {signal: math.nan})]
