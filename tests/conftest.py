@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
+# A loaded machine is no reason for an example to fail.
+settings.register_profile("verl-sentinel", deadline=None)
+settings.load_profile("verl-sentinel")
+
 # A shell starts background jobs with SIGINT ignored, and children inherit that. The programs under test honour it, as
 # they should, so without this the tests of Ctrl-C would depend on how somebody started pytest.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

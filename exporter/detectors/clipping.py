@@ -82,7 +82,8 @@ class Clipping(ShiftDetector):
                     meaning="More and more answers are cut at the length limit: they earn nothing and teach the policy "
                     "not to finish.",
                     advice=(
-                        "data.max_response_length: raise it, or penalise overlong ones (reward_model.overlong_buffer)",
+                        "data.max_response_length: raise it",
+                        "reward.reward_kwargs.overlong_buffer_cfg (DAPO): penalise what is overlong",
                         "look at answers that were cut: do they repeat themselves?",
                     ),
                     before=1,

@@ -40,6 +40,8 @@ LEARNING: Final = (
 """What changes with every batch."""
 NONE: Final = 1e-12
 """Share of the largest gradient of late below which there is none."""
+MOST_AT_ONCE = 100.0
+"""Times the largest gradient so far that a step may make it at the most."""
 FADING: Final = 0.99
 SURE: Final = (math.log(1e9), math.log(1e4))
 """Logarithm of how rare a streak must be, to be a page and a warning."""
@@ -115,7 +117,9 @@ class DeadRun:
         self._seen += 1
         repeats = self._count_repeats(sample.step, signals)
         if gradient is not None and math.isfinite(gradient):
-            self._largest = max(abs(gradient), FADING * self._largest)
+            # One wild step must not make all ordinary ones look like nothing.
+            size = abs(gradient) if self._largest == 0.0 else min(abs(gradient), MOST_AT_ONCE * self._largest)
+            self._largest = max(size, FADING * self._largest)
             self._gradient.push(sample.step, abs(gradient) <= NONE * self._largest)
         if spread is not None and math.isfinite(spread):
             self._advantage.push(sample.step, spread == 0.0)

@@ -132,8 +132,8 @@ class Entropy(ShiftDetector):
         if -change.size > 2.0 * watch.page and change.length <= SLOW:
             return severity
         if reward > RISING:
-            return Severity.INFO
-        unsure = change.length > SLOW or self.age(watch) < EARLY
+            return Severity.WARNING if -change.size > 1.5 * watch.page else Severity.INFO
+        unsure = change.length >= SLOW or self.age(watch) < EARLY
         return min(severity, Severity.WARNING) if unsure and reward > -CLEAR else severity
 
     def forecast(self, place: int, watch: Watch, sample: StepSample) -> Forecast | None:

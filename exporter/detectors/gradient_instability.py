@@ -32,7 +32,7 @@ SIGNAL = "grad_norm"
 SPREAD_STEPS = 3
 LEAST = 15
 """Spreads that the window must hold before anything is judged."""
-FULL = 40
+FULL = 80
 """With fewer spreads in the window, up to half as much again is asked."""
 WARNING_SHARE = 0.85
 LARGEST_RATIO = 1e12

@@ -30,6 +30,8 @@ from exporter.detectors.shift import BEFORE, Change
 from exporter.detectors.shifting import LINEAR, Series, ShiftDetector, Watch, logarithm, rise_to
 
 USUAL_POWER = 1.5
+EARLY = 60
+"""First steps of an attempt, in which a page has to be twice as large."""
 RISING = 2.0
 """Units of noise from which on the reward counts as rising: it is what the distance is gone for."""
 RANGE_STEPS = 5
@@ -124,7 +126,7 @@ class Kl(ShiftDetector):
             size -= USUAL_POWER * math.log(now / then) if now > then else 0.0
         if size < watch.warn:
             return None
-        paid = self.drift(0, change) > RISING and size < 2.0 * watch.page
+        paid = (self.drift(0, change) > RISING or self.age(watch) < EARLY) and size < 2.0 * watch.page
         return severity if size >= watch.page and not paid else min(severity, Severity.WARNING)
 
     def observe(self, sample: StepSample) -> Sequence[Verdict]:

@@ -224,9 +224,10 @@ class _Rate:
                 distance = _distance(rate, *band, FLOOR * self._before.peak)
                 self._astray.append(distance if abs(distance) > self._tolerance else 0.0)
         off = [distance for distance in self._astray if distance]
-        # Twice the rate and more, from the first step on: waiting for the warm-up would be ten ruinous updates.
-        higher = len(off) >= self._confirm and min(off) >= 1.0 and len(off) == len(self._astray)
-        if self.curve.seen < self._warmup and not higher:
+        # All of them, from the first step on: to wait for the warm-up could be ten ruinous updates.
+        sure = len(off) >= self._confirm and len(off) == len(self._astray)
+        higher = sure and min(off) >= 1.0
+        if self.curve.seen < self._warmup and not sure:
             return None
         if len(off) < self._confirm or self.curve.seen > self._warmup + SAID:
             self._before = None
@@ -280,7 +281,7 @@ class _Rate:
         key = self._key()
         return (
             f"{key}.optim.lr (SFT: optim.lr): compare with what the run logs",
-            f"{key}.optim.lr_scheduler_type, lr_warmup_steps, total_training_steps: what the schedule is made of",
+            f"{key}.optim.lr_scheduler_type (FSDP), lr_warmup_steps, total_training_steps: the schedule is made of",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Answers grow to double over hundreds of steps in healthy runs, and shrink as a policy learns to be brief, so only a
 change within some to some dozens of steps counts, beyond what this run has shown. A growth pages where more answers
-than before are cut at the length limit; without that it is a warning. A fall while the reward rises is a note: the
-policy has learned to be brief.
+than before are cut at the length limit; without that it is a warning. A fall while the reward rises
+is a note, or a warning where it is large: the policy may have learned to be brief. A fall to less than half pages
+whatever the reward does.
 
 Score: as in :mod:`exporter.detectors.shifting`; threshold 1.
 
@@ -18,6 +19,8 @@ from exporter.detectors.calibration import Budget
 from exporter.detectors.shift import Change
 from exporter.detectors.shifting import CLEAR, LINEAR, Series, ShiftDetector, Watch, fall_to, logarithm, rise_to
 
+FAR = 1.6
+"""Times the size of a page (in logarithms) that no rising reward explains."""
 CUT = 0.3
 """Share of answers cut at the limit that counts as many, whatever it was before."""
 
@@ -80,7 +83,8 @@ class ResponseLength(ShiftDetector):
                     meaning="Answers grow out of proportion: the policy repeats itself or stalls for the limit, and "
                     "steps become slow and memory short.",
                     advice=(
-                        "data.max_response_length: lower it, or penalise overlong ones (reward_model.overlong_buffer)",
+                        "data.max_response_length: lower it",
+                        "reward.reward_kwargs.overlong_buffer_cfg (DAPO): penalise what is overlong",
                         "actor_rollout_ref.actor.loss_agg_mode: token-mean rather than seq-mean-token-sum",
                         "actor_rollout_ref.actor.optim.lr: lower it",
                     ),
@@ -96,7 +100,9 @@ class ResponseLength(ShiftDetector):
     def allow(self, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Severity | None:
         """Hear the clip ratio of a growth, and the reward of a fall."""
         if not watch.rising:
-            return Severity.INFO if self.drift(0, change) > CLEAR else severity
+            if self.drift(0, change) < CLEAR or -change.size > FAR * watch.page:
+                return severity
+            return Severity.WARNING if -change.size > watch.page else Severity.INFO
         cut = sample.signals.get("clip_ratio")
         if cut is None or cut >= CUT or self.drift(1, change) > CLEAR:
             return severity

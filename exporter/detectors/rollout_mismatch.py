@@ -25,7 +25,7 @@ _MEANING = (
     "another policy. Collapses of the reward often follow within some dozens of steps."
 )
 _ADVICE = (
-    "actor_rollout_ref.rollout.dtype and actor.fsdp_config.dtype: the same, float16 or bfloat16 in both",
+    "actor_rollout_ref.rollout.dtype, actor_rollout_ref.actor.fsdp_config.dtype: the same, float16 or bfloat16",
     "algorithm.rollout_correction.rollout_is (token or sequence): correct for it",
     "is the weight sync to the rollout engine complete? compare its log probabilities on one prompt",
     "actor_rollout_ref.actor.optim.lr: lower it",
@@ -53,6 +53,7 @@ class RolloutMismatch(ShiftDetector):
     ...     for v in detector.observe(StepSample(step, 1, 0.0, {"rollout_k3_kl": kl, "rollout_kl": -kl})):
     ...         if v.severity.label == "critical" and step < 89:
     ...             print(step, v.signal, "since", v.onset)
+    86 rollout_k3_kl since 81
     87 rollout_k3_kl since 81
     88 rollout_k3_kl since 81
     """
@@ -71,8 +72,8 @@ class RolloutMismatch(ShiftDetector):
         page = rise_to(self.name, "factor", factor)
         self.check_share("warn", warn)
         series = (
-            Series("rollout_k3_kl", logarithm(0.002), 0.05),
-            Series("rollout_kl", logarithm(0.004), 0.05),
+            Series("rollout_k3_kl", logarithm(0.0015), 0.05),
+            Series("rollout_kl", logarithm(0.002), 0.05),
             Series("rollout_log_ppl_diff", logarithm(0.004), 0.05),
             Series("rollout_probs_diff", logarithm(0.002), 0.05),
             Series("rollout_ppl_ratio", _RATIO, 0.05),

@@ -53,7 +53,13 @@ def logarithm(offset: float = 0.0) -> Scale:
     (0.5, 0.69)
     """
     small = offset or 1e-12
-    return Scale(lambda value: math.log(min(abs(value), 1e30) + small), lambda mean: max(math.exp(mean) - small, 0.0))
+    return Scale(lambda value: math.log(min(abs(value), 1e30) + small), lambda mean: _above(math.exp(mean), small))
+
+
+def _above(value: float, small: float) -> float:
+    """What is left without the offset; what rounding leaves of nothing is nothing."""
+    left = value - small
+    return left if left > 1e-6 * small else 0.0
 
 
 LINEAR: Final = Scale(lambda value: min(max(value, -1e30), 1e30), lambda mean: mean)

@@ -142,3 +142,10 @@ def test_anything_is_taken_and_a_restart_in_between_changes_nothing(moves: list[
     expected = watch([detector], steps[cut:])
     assert watch([again], steps[cut:]) == expected
     assert all(v.score > v.threshold and v.onset <= max(v.step, 0) for v in expected)
+
+
+@pytest.mark.parametrize("spike", [1e6, 1e10, 1e13, 1e30])
+def test_one_wild_gradient_does_not_make_the_ordinary_ones_look_like_nothing(spike: float) -> None:
+    norms = [0.5 + 0.1 * (step % 4) for step in range(120)]
+    norms[50] = spike
+    assert watch([DeadRun()], [(step, {"grad_norm": norm, "loss": norm}) for step, norm in enumerate(norms)]) == []

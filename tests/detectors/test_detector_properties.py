@@ -6,14 +6,16 @@ import json
 import math
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import healthy
 
 from exporter.detectors.base import LiveView, StepSample, Verdict
 from exporter.detectors.registry import DetectorSet, build_detectors
+from exporter.signals import SIGNALS as TABLE
 
-SIGNALS = ("loss", "grad_norm", "kl", "ppo_kl", "entropy", "reward", "pg_clipfrac", "critic_loss", "critic_grad_norm")
+SIGNALS = tuple(TABLE)
 EXTREMES = (0.0, -0.0, 1e30, -1e30, 1e-30, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf)
 
 values = st.one_of(
@@ -21,7 +23,7 @@ values = st.one_of(
     st.floats(min_value=-10.0, max_value=10.0),
     st.floats(allow_nan=True, allow_infinity=True),
 )
-one_step = st.dictionaries(st.sampled_from(SIGNALS), values, max_size=len(SIGNALS))
+one_step = st.dictionaries(st.sampled_from(SIGNALS), values, max_size=12)
 jumps = st.one_of(st.just(1), st.integers(min_value=-3, max_value=5))
 
 
@@ -133,3 +135,14 @@ def test_after_a_resume_only_values_that_are_not_finite_speak_within_the_first_s
 def test_a_constant_never_surges_whatever_its_level(level: float, steps: int) -> None:
     samples = [StepSample(step, 1, 0.0, dict.fromkeys(SIGNALS, level)) for step in range(1, steps)]
     assert observe(build_detectors(), samples) == []
+
+
+@pytest.mark.parametrize("value", [1e30, 1e-30, -1e30, 0.0])
+def test_one_extreme_number_in_all_signals_for_ever_pages_nobody(value: float) -> None:
+    """But for what it says by itself: a gradient and advantages of exactly 0 are a dead run, a rate of 0 is none."""
+    signals = dict.fromkeys(SIGNALS, value)
+    if value == 0.0:
+        signals = {name: number for name, number in signals.items() if name not in ("grad_norm", "advantage_spread")}
+    samples = [StepSample(step, 1, 30.0 * step, signals) for step in range(1, 120)]
+    pages = [v for v in observe(build_detectors(), samples) if v.severity.label == "critical"]
+    assert [v.summary for v in pages if v.detector not in ("dead_run", "aborted_rollouts")] == []
