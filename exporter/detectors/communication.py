@@ -12,7 +12,7 @@ This is the comparison with the run's own last two hundred steps; the one with a
 
 Score: how many times larger the share is (or the seconds, whichever grew less); threshold: how many times are too many.
 
-Reference: the order statistics and the change point of :mod:`exporter.detectors.pace`.
+Reference: the order statistics and the change point of :mod:`exporter.detectors.slowdown`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, Final
 from exporter.detectors.base import Severity, StepSample, Verdict
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import at_least, at_most, more_than
-from exporter.detectors.pace import Growth, Pace, Test, safe_exp
 from exporter.detectors.phase_times import ADVICE, net_time
+from exporter.detectors.slowdown import Slowdown, Slower, Test, safe_exp
 
 _SIGNAL: Final = "weight_sync_time"
 _LARGEST: Final = 1e9
@@ -75,7 +75,7 @@ class Communication:
             Test(24, _RECENT, warn_factor, page_factor),
             Test(24, _ALL, warn_factor, page_factor),
         )
-        self._pace = Pace(tests, explanations=1, budget=budget)
+        self._pace = Slowdown(tests, explanations=1, budget=budget)
         self._restart()
 
     def _restart(self) -> None:
@@ -111,7 +111,7 @@ class Communication:
         levels = self._pace.levels()
         return None if levels is None else safe_exp(levels[0] - levels[1])
 
-    def _verdict(self, sample: StepSample, growth: Growth) -> Verdict:
+    def _verdict(self, sample: StepSample, growth: Slower) -> Verdict:
         share = sorted(self._shares)[len(self._shares) // 2]
         page = growth.severity is Severity.CRITICAL and share >= self._page_share
         return Verdict(

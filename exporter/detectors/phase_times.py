@@ -1,7 +1,8 @@
 """Which phase of a step has grown, and what to try about it; a part of the detector ``step_time``.
 
 The timers of a step are kept for the newest steps one by one, and for blocks of steps by their medians, in step with
-the blocks of :class:`exporter.detectors.pace.Pace`. Also here: a step's time without its validation and its saving.
+the blocks of :class:`exporter.detectors.slowdown.Slowdown`. Also here: a step's time without its validation and its
+saving.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from exporter.detectors.pace import BLOCK, BLOCKS
+from exporter.detectors.slowdown import BLOCK, BLOCKS
 
 _NODE: Final = "the nodes: other jobs on them, clocks of the GPUs (nvidia-smi -q -d PERFORMANCE), ECC and NVLink errors"
 _MICRO: Final = (

@@ -1,18 +1,19 @@
 """Step detector ``step_time``: steps take longer than they did, and what they have to do does not explain it.
 
 Three signals, each against its own past: the step's time without its validation and its saving, the throughput, the
-model FLOPs utilisation. A step's time follows the length of its answers, so that growth counts only as far as the time
-itself and the time a token grew; in the same way a throughput or a utilisation counts as lost only beyond what shorter
-answers cost by themselves. What is found: a step change soon (eight steps), a moderate one (twenty-four), a drift (over
-two hundred steps, with a forecast of when steps will take twice as long); see :mod:`exporter.detectors.pace`. Beside
-them, consecutive time-outs: steps in a row that each take ``timeout_factor`` times the usual and far more than the slow
-steps that the run has always had. Each finding of the step's time names the phase that grew.
+model FLOPs utilisation. A step's time follows the length of its answers, so that growth counts only as far as the
+time itself and the time a token grew; in the same way a throughput or a utilisation counts as lost only beyond what
+shorter answers cost by themselves. What is found: a step change soon (eight steps), a moderate one (twenty-four), a
+drift (over two hundred steps, with a forecast of when steps will take twice as long); see
+:mod:`exporter.detectors.slowdown`. Beside them, consecutive time-outs: steps in a row that each take
+``timeout_factor`` times the usual and far more than the slow steps that the run has always had. Each finding of the
+step's time names the phase that grew.
 
 The first step of an attempt is not counted: it compiles, allocates and fills caches.
 
 Score: how many times slower; threshold: how many times are too many.
 
-Reference: the order statistics and the change point of :mod:`exporter.detectors.pace`.
+Reference: the order statistics and the change point of :mod:`exporter.detectors.slowdown`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any, Final
 from exporter.detectors.base import Forecast, Severity, StepSample, Verdict
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import at_least, at_most, more_than
-from exporter.detectors.pace import KEPT, SETTLED, Growth, Pace, Test, safe_exp
 from exporter.detectors.phase_times import ADVICE, ELSEWHERE, Blame, PhaseTimes, net_time
+from exporter.detectors.slowdown import KEPT, SETTLED, Slowdown, Slower, Test, safe_exp
 
 _SIGNALS: Final = ("step_time", "throughput", "mfu")
 _UNITS: Final = {"throughput": " tokens/s and GPU", "mfu": ""}
@@ -86,7 +87,7 @@ class StepTime:
             Test(24, _RECENT, warn_factor, page_factor),
             Test(24, _DRIFT_OVER, warn_factor * 1.04, math.sqrt(page_factor * fast_factor)),
         )
-        self._paces = {signal: Pace(tests, explanations=2, budget=budget) for signal in _SIGNALS}
+        self._paces = {signal: Slowdown(tests, explanations=2, budget=budget) for signal in _SIGNALS}
         self._last_step = -1
         self._restart()
 
@@ -119,7 +120,7 @@ class StepTime:
             self._first = step
             return ()
         tokens, length = self._explanations(signals)
-        found: list[tuple[str, Growth]] = []
+        found: list[tuple[str, Slower]] = []
         late = None
         if took is not None:
             seconds = math.log(took)
@@ -205,7 +206,7 @@ class StepTime:
         )
 
     def _verdicts(
-        self, sample: StepSample, found: Sequence[tuple[str, Growth]], late: Verdict | None
+        self, sample: StepSample, found: Sequence[tuple[str, Slower]], late: Verdict | None
     ) -> Sequence[Verdict]:
         """What to say: of each signal, and of rates only what the step's time does not say already."""
         verdicts: list[Verdict] = []
@@ -221,7 +222,7 @@ class StepTime:
             verdicts.append(late)
         return verdicts
 
-    def _slower(self, sample: StepSample, growth: Growth) -> Verdict:
+    def _slower(self, sample: StepSample, growth: Slower) -> Verdict:
         blame = self._phases.blame(growth.newest, growth.block, growth.now - growth.before)
         forecast = self._forecast(growth) if growth.drift else None
         ahead = "" if forecast is None else f"; at this rate {forecast.limit:.3g} s in {forecast.steps:.0f} steps"
@@ -247,7 +248,7 @@ class StepTime:
             forecast=forecast,
         )
 
-    def _less(self, sample: StepSample, signal: str, growth: Growth) -> Verdict:
+    def _less(self, sample: StepSample, signal: str, growth: Slower) -> Verdict:
         before, now = 1.0 / growth.before, 1.0 / growth.now
         return Verdict(
             detector=self.name,
@@ -269,7 +270,7 @@ class StepTime:
             advice=ADVICE["update_actor_time"] if signal == "mfu" else ELSEWHERE,
         )
 
-    def _forecast(self, growth: Growth) -> Forecast | None:
+    def _forecast(self, growth: Slower) -> Forecast | None:
         """When steps will take twice what they took before the drift; None once they do."""
         slopes = self._paces["step_time"].slopes(growth.onset)
         limit = 2.0 * growth.before
@@ -308,7 +309,7 @@ class StepTime:
         self._work, self._calm = list(state["work"]), list(state["calm"])
 
 
-def _times(growth: Growth) -> str:
+def _times(growth: Slower) -> str:
     return f"{min(growth.now / growth.before, _LARGEST):.2f} times"
 
 
@@ -322,7 +323,7 @@ def _advice(blame: Blame | None) -> tuple[str, ...]:
     return ELSEWHERE if blame is None else ADVICE[blame.phase]
 
 
-def _confidence(growth: Growth) -> float:
+def _confidence(growth: Slower) -> float:
     """More for more beyond the threshold; a warning is less sure than a page."""
     base = 0.7 if growth.severity is Severity.CRITICAL else 0.4
     return base + 0.25 * (1.0 - growth.threshold / growth.score)

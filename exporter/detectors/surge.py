@@ -30,7 +30,7 @@ from typing import Any
 
 from exporter.detectors.base import Expectation, Severity, StepSample, Verdict
 from exporter.detectors.options import at_least, at_most, more_than, unknown_name
-from exporter.detectors.watches import WATCHES, Watch
+from exporter.detectors.watches import WATCHES, SurgeWatch
 from exporter.detectors.window import SortedWindow
 
 LAG = 10
@@ -98,7 +98,7 @@ class Surge:
         self._window, self._warmup = window, warmup
         self._series = {watch.key: self._fresh(watch) for watch in WATCHES}
 
-    def _fresh(self, watch: Watch) -> _Series:
+    def _fresh(self, watch: SurgeWatch) -> _Series:
         floor = self._floors.get(watch.signal, watch.floor)
         return _Series(watch, floor=floor, factor=self._factor, window=self._window, warmup=self._warmup, n=self._n)
 
@@ -206,7 +206,7 @@ def _confidence(severity: Severity, score: float, threshold: float) -> float:
 class _Series:
     """What is known of one watch: its window, the steps since, and their ratios to the yardstick."""
 
-    def __init__(self, watch: Watch, *, floor: float, factor: float, window: int, warmup: int, n: int) -> None:
+    def __init__(self, watch: SurgeWatch, *, floor: float, factor: float, window: int, warmup: int, n: int) -> None:
         self.watch = watch
         self._floor, self._factor, self._warmup = floor, factor, warmup
         self._past = SortedWindow(window)

@@ -25,7 +25,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from exporter.detectors.base import Forecast, StepSample
+from exporter.detectors.base import StepSample
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
@@ -54,16 +54,6 @@ class Line(NamedTuple):
     scatter: float
     """Median distance of the points from the line."""
     points: int
-
-    @property
-    def rises(self) -> bool:
-        """Whether the whole interval of the slope is above 0."""
-        return self.low > 0.0
-
-    @property
-    def falls(self) -> bool:
-        """Whether the whole interval of the slope is below 0."""
-        return self.high < 0.0
 
 
 class Arrival(NamedTuple):
@@ -149,17 +139,6 @@ def arrival(line: Line, limit: float) -> Arrival | None:
         return None
     late = (way + line.scatter) / slow if slow * NEVER > way + line.scatter else NEVER
     return Arrival(way / slope, max(way - line.scatter, 0.0) / fast, late)
-
-
-def forecast(limit: float, when: Arrival, pace: Pace) -> Forecast:
-    """``when`` as a verdict's forecast, in seconds too where the run's pace is known."""
-    seconds = pace.seconds()
-    return Forecast(
-        limit=limit,
-        steps=when.steps,
-        seconds=None if seconds is None else when.steps * seconds,
-        interval=(when.early, when.late),
-    )
 
 
 class Trend:

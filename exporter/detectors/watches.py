@@ -16,7 +16,7 @@ _BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size: raise it; ppo_epochs: low
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SurgeWatch:
     """One signal, watched in one direction."""
 
     signal: str
@@ -36,26 +36,26 @@ class Watch:
 
 
 WATCHES = (
-    Watch(
+    SurgeWatch(
         "loss",
         0.01,
         "The loss has left its usual range: the policy moves away from what the batch asks for, or the data changed.",
         (_LR, _CLIP, "data.train_files: look at the batch of the onset"),
     ),
-    Watch(
+    SurgeWatch(
         "grad_norm",
         0.0,
         "Gradients grow out of their usual range. Clipping bounds the length of a step, not its direction: the updates "
         "are driven by a few samples.",
         (_CLIP, _LR, _BATCH),
     ),
-    Watch(
+    SurgeWatch(
         "critic_loss",
         0.01,
         "The value model diverges; its advantages will mislead the policy.",
         ("critic.optim.lr", "critic.optim.clip_grad", "critic.cliprange_value"),
     ),
-    Watch(
+    SurgeWatch(
         "kl",
         0.05,
         "The policy runs away from the reference: it forgets what it knew, and the reward model is asked about text it "
@@ -67,26 +67,26 @@ WATCHES = (
         ),
         slack=1.5,
     ),
-    Watch(
+    SurgeWatch(
         "ppo_kl",
         0.01,
         "One step moves the policy much further than before: updates are too large for the batch they come from.",
         (_LR, "actor_rollout_ref.actor.ppo_epochs: lower it", "actor_rollout_ref.actor.clip_ratio: lower it"),
     ),
-    Watch(
+    SurgeWatch(
         "pg_clipfrac",
         0.05,
         "Far more tokens than before reach the clip range: the policy leaves its trust region.",
         (_LR, _BATCH, "actor_rollout_ref.actor.clip_ratio"),
     ),
-    Watch(
+    SurgeWatch(
         "entropy",
         0.05,
         "The policy becomes much more random from one step to the next: it loses what it learned.",
         (_LR, "actor_rollout_ref.actor.entropy_coeff: lower it", "actor_rollout_ref.rollout.temperature"),
         before=1,
     ),
-    Watch(
+    SurgeWatch(
         "entropy",
         0.05,
         "The policy collapses onto few tokens within some steps: nothing is explored any more.",

@@ -141,8 +141,9 @@ def test_a_plateau_without_entropy_is_a_warning() -> None:
         spent(700, level=0.5, entropy=0.1),
         spent(700, level=0.5, gain=0.2),
         spent(300, level=0.5),
+        [(step, signals | {"reward": 2 * signals["reward"] - 1}) for step, signals in spent(700, level=0.95)],
     ],
-    ids=["solved", "entropy left", "still gaining", "short"],
+    ids=["solved", "entropy left", "still gaining", "short", "solved, of -1 to 1"],
 )
 def test_what_is_no_plateau(steps: Steps) -> None:
     assert watch([Reward()], steps) == []
@@ -182,6 +183,65 @@ def test_training_up_and_validation_down_is_a_warning_that_says_what_was_compare
 def test_what_is_no_hacking(train: Callable[[int], float], validation: Callable[[int], float], noise: float) -> None:
     found = watch([Reward()], validated(train, validation, noise=noise))
     assert [v for v in found if v.signal == "val_reward"] == []
+
+
+def often_validated(seed: int, every: int, to: float, over: int, *, train: float = 1.25, noise: float = 0.015) -> Steps:
+    """Training at ``train`` times its level, validation at ``to`` times, ``over`` steps after step 200; noisy tasks."""
+    draw, steps = random.Random(seed), run(200 + over + 25, seed, level=0.4, noise=0.1)
+    for step, signals in steps:
+        way = min(1.0, max(0, step - 200) / over)
+        if step % every == 0:
+            signals["val_reward"] = (0.38 + noise * draw.gauss(0, 1)) * (1.0 + (to - 1.0) * way)
+        signals["reward"] *= 1.0 + (train - 1.0) * way
+    return steps
+
+
+def hacking(steps: Steps) -> list[int]:
+    return [v.step for v in watch([Reward()], steps) if v.signal == "val_reward"]
+
+
+@pytest.mark.parametrize("every", [5, 10, 20])
+@pytest.mark.parametrize("train", [1.0, 1.25])
+def test_a_validation_that_falls_to_a_third_is_hacking_even_where_training_only_keeps_its_level(
+    every: int, train: float
+) -> None:
+    found = [hacking(often_validated(seed, every, 0.3, 60, train=train)) for seed in range(12)]
+    assert sum(bool(steps) for steps in found) >= (12 if train > 1.0 else 9)
+    assert all(step > 200 for steps in found for step in steps)
+
+
+@pytest.mark.parametrize("every", [5, 10])
+@pytest.mark.parametrize(("to", "over", "least"), [(0.8, 100, 9), (0.6, 80, 11)])
+def test_a_validation_that_loses_less_is_hacking_where_training_rises(
+    every: int, to: float, over: int, least: int
+) -> None:
+    found = [hacking(often_validated(seed, every, to, over)) for seed in range(12)]
+    assert sum(bool(steps) for steps in found) >= least
+
+
+@pytest.mark.parametrize("to", [0.8, 0.3])
+def test_a_validation_that_falls_with_training_is_no_hacking(to: float) -> None:
+    assert [hacking(often_validated(seed, 5, to, 60, train=to)) for seed in SEEDS] == [[]] * len(SEEDS)
+
+
+@pytest.mark.parametrize("every", [5, 10, 20])
+@pytest.mark.parametrize("noise", [0.015, 0.03, 0.05])
+def test_noise_of_a_healthy_validation_is_hacking_in_few_runs(every: int, noise: float) -> None:
+    found = [hacking(often_validated(seed, every, 1.0, 400, noise=noise)) for seed in range(12)]
+    assert sum(bool(steps) for steps in found) <= 1
+
+
+@pytest.mark.parametrize("offset", [-0.25, -0.5, -0.8, -2.0])
+def test_how_deep_a_fall_of_a_signed_reward_is_does_not_depend_on_where_its_zero_lies(offset: float) -> None:
+    """A fall by 1.5 units of noise, of a run that has gained 4: a large share of any level near 0, and never a page."""
+    for seed in SEEDS:
+        steps = run(300, seed, level=0.0, noise=0.1)
+        for step, signals in steps:
+            signals["reward"] += offset + 0.4 * min(1.0, step / 100) - (0.15 if step >= 200 else 0.0)
+        assert critical(watch([Reward()], steps)) == []
+        for step, signals in steps:
+            signals["reward"] -= 0.25 if step >= 200 else 0.0
+        assert critical(watch([Reward()], steps))
 
 
 def test_a_validation_that_comes_as_a_second_part_of_its_step_counts() -> None:

@@ -70,7 +70,7 @@ class Test(NamedTuple):
     page: float
 
 
-class Growth(NamedTuple):
+class Slower(NamedTuple):
     """What was found; ``score`` and ``threshold`` are ratios, of the value itself or over an explanation."""
 
     severity: Severity
@@ -101,10 +101,10 @@ def _rank(count: int) -> int:
     return int(0.33 * (count - 1) + 0.5)
 
 
-class Pace:
+class Slowdown:
     """One signal. ``tests``: in any order; ``explanations``: how many come with each value.
 
-    >>> pace = Pace((Test(8, 8, 1.4, 1.6),), explanations=1)
+    >>> pace = Slowdown((Test(8, 8, 1.4, 1.6),), explanations=1)
     >>> for step in range(1, 60):
     ...     tokens = 11.0 + (step > 30)  # e times as many, and so is the time, until it doubles
     ...     ask = pace.push(step, math.log(20.0) + (step > 30) + math.log(2.0) * (step > 45), (tokens,))
@@ -179,7 +179,7 @@ class Pace:
         for column in columns:
             del column[:-KEPT]
 
-    def judge(self) -> Growth | None:
+    def judge(self) -> Slower | None:
         """Whether the newest values have grown; asked after each push that says so."""
         if self._count <= SETTLED:
             return None
@@ -201,7 +201,7 @@ class Pace:
             elif severity > self._held or self._drift:
                 self._onset = min(onset, self._onset)
         self._held = int(severity)
-        return Growth(
+        return Slower(
             severity=severity,
             score=math.exp(min(score, LARGEST)),
             threshold=math.exp(threshold),
