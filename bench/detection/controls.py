@@ -124,6 +124,17 @@ def _streak_of_zeros(patch: Patch) -> None:
     patch.put((*GRAD, *ADVANTAGES, *LOSS, "actor/pg_clipfrac"), 0.0, lambda time: time <= length)
 
 
+def _wild_gradient(patch: Patch) -> None:
+    """One step, many powers of ten."""
+    patch.put(GRAD, 10.0 ** patch.rng.uniform(4.0, 14.0), lambda time: time == 1)
+
+
+def _curriculum(patch: Patch) -> None:
+    """Harder tasks from one step on, which are learned."""
+    drop = patch.rng.uniform(0.1, 0.3)
+    patch.times(REWARD, lambda time: 1.0 - drop * max(0.0, 1.0 - time / 150))
+
+
 def _gap(patch: Patch) -> None:
     gap = patch.rng.randint(2, 60)
     every = patch.rng.choice((1, 1, 5))
@@ -173,6 +184,14 @@ def _memory_plateau(patch: Patch) -> None:
         _set_memory(row, limit * (0.7 + 0.2 * sum(index >= at for at in jumps) / len(jumps)))
 
 
+def _memory_settles(patch: Patch) -> None:
+    """A running peak that comes ever more slowly to where it stays."""
+    limit, slow = (patch.setup.gpu_memory_bytes or 80 * GIB) / GIB, patch.rng.uniform(15.0, 120.0)
+    for index, row in enumerate(patch.rows, start=1):
+        share = 0.62 + 0.28 * (1.0 - math.exp(-index / slow))
+        _set_memory(row, max(limit * 0.62, math.floor(limit * share / 0.25) * 0.25))
+
+
 def _memory_saw(patch: Patch) -> None:
     """Validations that take more for a step, or empty a cache that fills slowly until the next one."""
     every, limit = patch.rng.choice((5, 10)), (patch.setup.gpu_memory_bytes or 80 * GIB) / GIB
@@ -206,11 +225,14 @@ CONTROLS: Final = (
     Control("entropy rises with the reward", 300, _entropy_rises_with_reward, ENTROPY),
     Control("resume", 120, _resume),
     Control("streak of zero gradients", 40, _streak_of_zeros, GRAD),
+    Control("one wild gradient", 60, _wild_gradient, GRAD),
+    Control("curriculum", 150, _curriculum, REWARD),
     Control("gaps", 120, _gap),
     Control("KL is never a number", 300, _kl_never_a_number, GRAD, whole=True),
     Control("KL of 1e-4 all its life", 300, _kl_at(5e-5, 2e-4), GRAD, whole=True),
     Control("KL at another level", 300, _kl_at(0.3, 5.0), GRAD, whole=True),
     Control("learning rate as configured", 400, _schedule, LR, whole=True, setup=_told_schedule),
     Control("memory plateau", 250, _memory_plateau, GPU_MEMORY, whole=True),
+    Control("memory settles", 400, _memory_settles, GPU_MEMORY, whole=True),
     Control("memory saw-tooth", 200, _memory_saw, GPU_MEMORY),
 )
