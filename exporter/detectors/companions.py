@@ -3,6 +3,10 @@
 Of each signal the logarithm of its magnitude is followed by two exponentially weighted means, a fast one of some steps
 and a slow one of some dozens. It moves where they are further apart than noise explains, and far enough to matter.
 
+:mod:`exporter.detectors.beside` answers another question: which way a signal drifts over as many steps as the change
+that is judged, in units of noise. Here the change is not known yet, it is this answer that decides on it; a signal must
+move by a factor that matters, not only by its noise; and a step without a gradient must not count as one.
+
 Reference: exponentially weighted moving averages as control charts: S. W. Roberts, Technometrics 1, 1959.
 """
 

@@ -1,8 +1,8 @@
 """A reward that no longer gains while the policy has no entropy left to explore with. Used by ``reward`` only.
 
 Steps are put together in blocks, and the means of the newest blocks are what is judged: their least-squares line has to
-bring less than its own error and less than a small share of the level. A reward near 1 that never was above it is a
-task that is solved, and no finding.
+bring less than its own error and less than a small share of the level, or of the span of the rewards where they are
+negative. A reward near 1 that never was above it is a task that is solved, and no finding.
 
 Reference: entropy as what a policy pays for reward with, and the plateau when it is spent: G. Cui et al., The Entropy
 Mechanism of Reinforcement Learning for Reasoning Language Models, 2025.
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 BLOCK: Final = 20
 GAIN: Final = 0.02
-"""Gain over the window, as a share of the level, that is none."""
+"""Gain over the window, as a share of the level or span, that is none."""
 SOLVED: Final = 0.9
 NEWEST: Final = 5
 """Blocks whose mean is the level of now."""
@@ -84,10 +84,14 @@ class Plateau:
         spent = max(self._entropies) <= self._floor * self._highest_entropy
         if not (spent and math.isfinite(reward) and self._highest_entropy > 0.0):
             return None
-        if self._lowest_reward >= 0.0 and SOLVED <= reward <= 1.0 and self._highest_reward <= 1.0:
+        # Scores are taken for ones of 0 to 1, or of -1 to 1, as long as none was outside.
+        least = 0.0 if self._lowest_reward >= 0.0 else -1.0
+        scored = self._lowest_reward >= least and self._highest_reward <= 1.0
+        if scored and reward >= least + SOLVED * (1.0 - least):
             return None
         gain, error = _gain(self._rewards)
-        if not (gain <= error and gain <= GAIN * abs(reward)):
+        whole = abs(reward) if self._lowest_reward >= 0.0 else self._highest_reward - self._lowest_reward
+        if not (gain <= error and gain <= GAIN * whole):
             return None
         return Standstill(
             since=int(self._firsts[0]),

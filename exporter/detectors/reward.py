@@ -1,10 +1,11 @@
 """Step detector ``reward``: the reward collapses, stands still with nothing left to explore, or is being hacked.
 
 Collapse. A fall of the mean score beyond what this run has shown (see :mod:`exporter.detectors.shift`), by a share of
-its level, or of its height above the lowest level it had where rewards are negative. Harder tasks (a curriculum) lower
-the reward too, so an isolated step down is a warning. It is a page when it is deep; when it goes on falling after it
-began, which a step does not; or when the policy moves with it: its entropy, its gradient, its KL, or
-answers that become short. Answers that become longer are no witness: harder tasks need them.
+its level. Where rewards are negative too, 0 is no floor and the level says nothing: there it is a share of what the run
+gained above its lowest level, or of some units of noise where that is more. Harder tasks (a curriculum) lower the
+reward too, so an isolated step down is a warning. It is a page when it is deep; when it goes on falling after it began,
+which a step does not; or when the policy moves with it: its entropy, its gradient, its KL, or answers that become
+short. Answers that become longer are no witness: harder tasks need them.
 
 Plateau. A warning: see :mod:`exporter.detectors.plateau`.
 
@@ -48,6 +49,12 @@ PAGE_HOLD: Final = 4
 """Steps in a row for a page: a few bad batches move the median of the newest five for fewer."""
 TOGETHER: Final = 7.0
 """By how much less rare (as a logarithm) a fall may be that is not alone."""
+SIGNED: Final = 0.1
+"""Share of a run's steps with a reward below 0, from which on its level says nothing."""
+SIGNED_PART: Final = 0.75
+"""What such a reward is worth, as a part of its gain. Not all of it: most runs start above what chance earns."""
+SIGNED_NOISES: Final = 3.0
+"""Units of noise that such a reward is worth at least."""
 GOES_ON: Final = 0.25
 """Share of a fall that has to come after its beginning, for one that goes on."""
 GOES_ON_STEPS: Final = (8, 40)
@@ -117,6 +124,7 @@ class Reward(ShiftDetector):
         self._plateau = Plateau(steps=plateau_steps, floor=plateau_entropy)
         self._validations = Validations()
         self._lowest = math.inf  # level
+        self._steps = self._negative = 0  # with a reward, and with one below 0, while no fall was seen
         self._from: float | None = None  # the highest level before, of the fall that is seen
         self._witness = ""
         series = (Series("reward", LINEAR, LEAST_NOISE),)
@@ -140,6 +148,8 @@ class Reward(ShiftDetector):
         if validation is not None and math.isfinite(validation):
             self._validations.push(sample.step, validation)
         verdicts = list(super().observe(sample))
+        if fresh and reward is not None:
+            self._learn(reward)
         if fresh and not verdicts and self._plateau.found is not None:
             verdicts.append(self._stands_still(sample.step, self._plateau.found))
         if (fresh or validation is not None) and self._validations.found is not None:
@@ -168,14 +178,32 @@ class Reward(ShiftDetector):
             severity, self._witness = Severity.WARNING, ""
         return self._verdict(place, watch, change, severity, sample)
 
+    def _learn(self, reward: float) -> None:
+        """What is needed to say how much of a reward a fall is."""
+        band = self._shifts[0].band()
+        if band is not None:
+            self._lowest = min(self._lowest, band[0])
+        if self._from is None:
+            self._steps += 1
+            self._negative += reward < 0.0
+
+    def _height(self, before: float, noise: float) -> tuple[float, str]:
+        """What a fall from a level is a share of, and what that is called."""
+        gained = before - self._lowest
+        if self._negative > SIGNED * self._steps:
+            part, least = SIGNED_PART * gained, SIGNED_NOISES * noise
+            return (
+                (part, f"{SIGNED_PART:.0%} of its gain") if part > least else (least, f"{SIGNED_NOISES:g} deviations")
+            )
+        return max(abs(before), gained, 2.0 * noise), "its level"
+
     def _severity(self, change: Change, shift: Shift) -> Severity | None:
         """What a fall amounts to; what speaks for it beside its size is left in ``_witness``."""
         self._witness = ""
         self._lowest = min(self._lowest, change.before)
         # Of a slow fall the steps before the newest are on their way down already.
         before = change.before if self._from is None else max(self._from, change.before)
-        # A reward around 0 has no level to lose a share of: there its noise is the least that counts.
-        height = max(abs(before), before - self._lowest, 2.0 * shift.noise)
+        height, whole = self._height(before, shift.noise)
         share = (before - change.now) / height if height > 0.0 else 0.0
         if share < self._warn:
             return None
@@ -187,7 +215,7 @@ class Reward(ShiftDetector):
         if clear is None:
             return None
         if share >= self._deep:
-            self._witness = f"by {share:.0%} of its level"
+            self._witness = f"by {share:.0%} of {whole}"
         elif share >= self._page and self._goes_on(change):
             self._witness = "and goes on falling"
         return Severity.CRITICAL if self._witness else Severity.WARNING
@@ -244,8 +272,9 @@ class Reward(ShiftDetector):
             threshold=1.0,
             confidence=min(0.9, 1.0 - 0.5 / found.score),
             summary=(
-                f"The training reward rose from {found.train_then:.4g} to {found.train_now:.4g} while the validation "
-                f"reward fell from {found.best:.4g} (to step {found.best_step}) to {found.now:.4g} (the newest 3)"
+                f"The training reward {'rose' if found.train_now > found.train_then else 'went'} from "
+                f"{found.train_then:.4g} to {found.train_now:.4g} while the validation reward fell from "
+                f"{found.best:.4g} (to step {found.best_step}) to {found.now:.4g} (the newest {found.newest})"
             ),
             meaning="What is rewarded is no longer what is wanted: the policy exploits the reward, or learns the "
             "training tasks by heart.",
@@ -264,6 +293,7 @@ class Reward(ShiftDetector):
         self._plateau.restart()
         self._validations.restart()
         self._lowest = math.inf
+        self._steps = self._negative = 0
         self._from = None
         self._witness = ""
 
@@ -273,6 +303,7 @@ class Reward(ShiftDetector):
             "plateau": self._plateau.state(),
             "validations": self._validations.state(),
             "lowest": None if math.isinf(self._lowest) else self._lowest,
+            "signs": [self._steps, self._negative],
             "from": self._from,
             "witness": self._witness,
         }
@@ -283,5 +314,6 @@ class Reward(ShiftDetector):
         self._plateau.load(state["plateau"])
         self._validations.load(state["validations"])
         self._lowest = math.inf if state["lowest"] is None else float(state["lowest"])
+        self._steps, self._negative = state["signs"]
         self._from = None if state["from"] is None else float(state["from"])
         self._witness = state["witness"]

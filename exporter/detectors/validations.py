@@ -1,8 +1,12 @@
 """Training reward up while the validation reward falls. Used by ``reward`` only.
 
-The training reward at a validation is the mean of the steps since the one before. Two levels are compared: the best two
-successive validations, and the newest three, all of which must lie below them by more than validations differ from each
-other. Over the same time the training reward must have risen beyond its own noise.
+The training reward at a validation is the mean of the steps since the one before. Two levels are compared: the newest
+validations, and the best of as many successive ones or fewer before them. Short levels find a steep fall soon, long
+ones a small fall under much noise. The newest must lie below by more than noise explains, which is taken from
+successive validations, and by a share of the level that matters.
+
+Over the same time the training reward must have risen beyond its own noise. Where the validation has lost half of its
+level it is enough that training did not fall: what the policy learns there no longer helps elsewhere.
 
 Reference: reward-model overoptimization, where the proxy rises and the gold reward falls: L. Gao, J. Schulman and
 J. Hilton, Scaling laws for reward model overoptimization, ICML 2023.
@@ -14,19 +18,30 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, Final
 
-NEWEST: Final = 3
 REMEMBERED: Final = 60
-LEVEL: Final = 2
-"""Successive validations whose mean is the best level: the best single one is mostly luck."""
-NOISES: Final = 4.0
+LEVELS: Final = ((2, 2), (2, 3), (4, 4), (6, 6), (10, 8))
+"""Validations in the best level and in the newest. The best single one is mostly luck."""
+NOISES: Final = 4.2
 """Standard errors: the best of many levels is one or two above the true one by luck alone."""
+NOISES_OF_LARGE: Final = 3.0
+"""The same for a large fall: few levels of a healthy run lie so far apart."""
+MATTERS: Final = 0.05
+"""Share of its level that the validation must have lost."""
+LARGE: Final = 0.5
+"""The same, from which on training need not have risen."""
+RISEN: Final = 2.0
+"""Standard errors by which the training reward must have risen."""
+KEPT: Final = 0.05
+"""Share of its level that the training reward may have lost, for one that did not fall."""
 UNKNOWN_NOISE: Final = 0.03
 """Share of the level that validations may differ by where there are too few to tell."""
 KNOWN: Final = 5
+THIN: Final = 3.0
+"""Over the number of validations: the share by which their noise may be underestimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,8 @@ class Divergence:
     """Step of the first validation after the best."""
     best: float
     now: float
+    newest: int
+    """Validations that ``now`` is the mean of."""
     train_then: float
     train_now: float
     score: float
@@ -79,38 +96,61 @@ class Validations:
         self.found = self._judge()
 
     def _judge(self) -> Divergence | None:
-        values = self._values
-        until = len(values) - NEWEST
-        if until < LEVEL:
+        """The clearest divergence of all pairs of levels."""
+        sums = [0.0, *accumulate(self._values)]
+        count = len(self._values)
+        if count < sum(LEVELS[0]):
             return None
-        levels = [fmean(values[place : place + LEVEL]) for place in range(until - LEVEL + 1)]
-        start = max(range(len(levels)), key=levels.__getitem__)
-        best, newest = levels[start], values[until:]
-        noise, now = self._noise(best), fmean(newest)
-        allowed = NOISES * noise * math.sqrt(1.0 / LEVEL + 1.0 / NEWEST)
-        if best - now <= allowed or best - max(newest) <= noise:
-            return None
-        then, after = range(start, start + LEVEL), range(until, len(values))
+        noise = self._noise(max(self._values, key=abs))
+        clearest = None
+        for length, newest in LEVELS:
+            until = count - newest
+            if until < length:
+                break
+            best, start = max(((sums[at + length] - sums[at]) / length, at) for at in range(until - length + 1))
+            now = (sums[count] - sums[until]) / newest
+            share = (best - now) / self._height(best, start + length, noise)
+            asked = NOISES_OF_LARGE if share >= LARGE else NOISES
+            allowed = asked * noise * math.sqrt(1.0 / length + 1.0 / newest)
+            if best - now <= allowed or (clearest is not None and (best - now) / allowed <= clearest.score):
+                continue
+            trains = None if share < MATTERS else self._trained(start, length, until, share)
+            if trains is None:
+                continue
+            last = start + length - 1
+            clearest = Divergence(
+                best_step=int(self._steps[last]),
+                since=int(self._steps[last + 1]),
+                best=best,
+                now=now,
+                newest=newest,
+                train_then=trains[0],
+                train_now=trains[1],
+                score=min((best - now) / max(allowed, 1e-300), 1e12),
+            )
+        return clearest
+
+    def _height(self, best: float, end: int, noise: float) -> float:
+        """What a fall from the level is a share of: where values are negative, what was gained, since 0 is no floor."""
+        lowest = min(self._values[:end])
+        return max(best if lowest >= 0.0 else best - lowest, 2.0 * noise, 1e-300)
+
+    def _trained(self, start: int, length: int, until: int, share: float) -> tuple[float, float] | None:
+        """Training reward of both levels, where it did as hacking does."""
+        then, after = range(start, start + length), range(until, len(self._values))
         train_then, train_now = (fmean(self._trains[place] for place in places) for places in (then, after))
         error = math.sqrt(sum(self._errors[place] / len(places) ** 2 for places in (then, after) for place in places))
-        if train_now - train_then <= max(3.0 * error, 0.01 * abs(train_then)):
-            return None
-        last = start + LEVEL - 1
-        return Divergence(
-            best_step=int(self._steps[last]),
-            since=int(self._steps[last + 1]),
-            best=best,
-            now=now,
-            train_then=train_then,
-            train_now=train_now,
-            score=min((best - now) / max(allowed, 1e-300), 1e12),
-        )
+        rise, level = train_now - train_then, abs(train_then)
+        risen = rise > max(RISEN * error, 0.01 * level)
+        kept = share >= LARGE and rise >= -min(error, KEPT * level)
+        return (train_then, train_now) if risen or kept else None
 
     def _noise(self, level: float) -> float:
         """Standard deviation of a validation, by the mean distance of successive ones."""
         apart = [abs(after - before) for before, after in pairwise(self._values)]
         # Two normal numbers are 1.128 standard deviations apart.
         noise = fmean(apart) / 1.128
+        noise *= 1.0 + THIN / len(self._values)
         return max(noise, UNKNOWN_NOISE * abs(level) / (1.0 if len(apart) < KNOWN else 6.0))
 
     def state(self) -> dict[str, Any]:
@@ -129,6 +169,7 @@ class Validations:
                 found.since,
                 found.best,
                 found.now,
+                found.newest,
                 found.train_then,
                 found.train_now,
                 found.score,
