@@ -18,7 +18,7 @@ help:  ## show this list
 setup:
 	@VENV=$(VENV) scripts/bootstrap.sh venv programs
 
-demo: setup  ## train, break, detect, roll back, go on; SCENARIO=learning_rate|nan|hang|rollout_errors|crash|healthy
+demo: setup  ## train, break, detect, roll back, go on; SCENARIO=learning_rate|nan|hang|rollout_errors|crash|slow_reward|blind_reward|short_answers|healthy
 	@$(PY) -m demo --scenario $(SCENARIO)
 
 test: setup  ## run all tests, on the stock verl trainer and real programs
@@ -35,7 +35,7 @@ format: setup  ## let ruff mend and format the code
 bench: setup  ## detection, speed and memory, side by side with peers; the last takes MINUTES=30
 	@VENV=$(VENV) scripts/bootstrap.sh peers
 	@missed=; \
-	for one in detection trainer_overhead alert_latency ingest scrape memory replay "soak --minutes $(MINUTES)"; do \
+	for one in detection budget trainer_overhead alert_latency ingest scrape memory replay "soak --minutes $(MINUTES)"; do \
 	  echo "== python -m bench.$$one"; $(PY) -m bench.$$one || missed="$$missed $${one%% *}"; \
 	done; \
 	[ -z "$$missed" ] || { echo "missed their targets, or could not run:$$missed" >&2; exit 1; }
