@@ -90,14 +90,14 @@ class BlockMaxima:
 
     def __init__(self, count: int, location: float, scale: float) -> None:
         # Arrays: there is one of these for each watched series of each run.
-        self._waiting = array("d")  # blocks that are not learned from yet, one after the other, oldest first
+        self._waiting = array("f")  # blocks that are not learned from yet, one after the other, oldest first
         self._in_block = 0
-        self.largest = array("d", [0.0] * count)
+        self.largest = array("f", [0.0] * count)
         """Of each statistic the largest value in the block so far."""
         self._seen = PRIOR_BLOCKS
         mean = location + _GUMBEL_MEAN * scale
-        self._means = array("d", [mean] * count)
-        self._squares = array("d", [(_GUMBEL_SD * scale) ** 2 + mean**2] * count)
+        self._means = array("f", [mean] * count)
+        self._squares = array("f", [(_GUMBEL_SD * scale) ** 2 + mean**2] * count)
 
     def raise_to(self, place: int, value: float) -> None:
         """A statistic of this step is above ``largest``; one far beyond the usual counts as ``MOST`` scales beyond."""
@@ -123,7 +123,7 @@ class BlockMaxima:
         del self._waiting[:count]
 
     def _clear_block(self) -> None:
-        self.largest = array("d", [0.0] * len(self.largest))
+        self.largest = array("f", [0.0] * len(self.largest))
         self._in_block = 0
 
     def found(self, places: Iterable[int]) -> None:
@@ -136,7 +136,7 @@ class BlockMaxima:
 
     def restart(self) -> None:
         """What waits to be learned is of another attempt."""
-        self._waiting = array("d")
+        self._waiting = array("f")
         self._clear_block()
 
     def quantile(self, place: int, rarity: float) -> float:
@@ -153,4 +153,4 @@ class BlockMaxima:
     def load(self, state: Any) -> None:
         """Take over what :meth:`state` gave."""
         self._in_block, self._seen, *arrays = state
-        self._waiting, self.largest, self._means, self._squares = (array("d", values) for values in arrays)
+        self._waiting, self.largest, self._means, self._squares = (array("f", values) for values in arrays)

@@ -55,6 +55,8 @@ MEASURED: Final = 16
 """Steps after which median and noise are measured again; more often while the attempt is young."""
 LEAST_MEASURED: Final = 6
 _KEPT: Final = 2 * max(LENGTHS)
+ROUNDING: Final = 1e-5
+"""Share of the median that noise is taken for at least: sums are kept as narrow floats."""
 _FARTHEST: Final = 2**31 - 1
 _SPACE: Final = 24
 """Values by which the store grows before the oldest are dropped."""
@@ -129,7 +131,7 @@ class Shift:
         # Half as wide as a float is enough to find medians by, and there is one of these for each series of each run.
         self._values, self._clipped = array("f"), array("f")
         self._steps, self._origin = array("i"), 0  # from the origin on
-        self._sums = array("d", [0.0])  # of the clipped values before each place
+        self._sums = array("f", [0.0])  # of the clipped values before each place
         self._count = 0
         self._ratios = array("d")  # changes by length, in units of their noise
         self.highest = self.lowest = 0.0
@@ -176,7 +178,7 @@ class Shift:
         noise = max(jumps[last // 2] / 0.954, jumps[last * 4 // 5] / 1.812)
         ordered = sorted(past)
         self._middle = ordered[last // 2]
-        self._noise = max(noise, self._least, 1e-6 * abs(self._middle))
+        self._noise = max(noise, self._least, ROUNDING * abs(self._middle))
         quartiles = (ordered[last * 3 // 4] - ordered[last // 4]) / 1.349
         deciles = (ordered[last * 9 // 10] - ordered[last // 10]) / 2.563
         self._reach = CLIP * max(quartiles, deciles, self._noise)
@@ -302,7 +304,7 @@ class Shift:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        self._sums = array("d", [0.0])
+        self._sums = array("f", [0.0])
         for value in self._clipped:
             self._sums.append(self._sums[-1] + value)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-RECENT_STEPS = 256
+RECENT_STEPS = 128
 """Steps of a run whose signals are remembered."""
 
 _pack = struct.Struct("<d").pack

@@ -120,14 +120,15 @@ def test_live_detectors_take_anything_and_a_restart_changes_nothing(moments: lis
 
 @settings(max_examples=50, deadline=None)
 @given(runs())
-def test_after_a_resume_only_values_that_are_not_finite_speak_within_the_first_steps(
+def test_after_a_resume_only_values_that_are_not_finite_and_a_wrong_rate_speak_within_the_first_steps(
     samples: list[StepSample],
 ) -> None:
     detectors = build_detectors()
     observe(detectors, samples)
     detectors.resumed(5, 2)
     fresh = [StepSample(5 + i, 2, 0.0, dict.fromkeys(SIGNALS, 10.0**i)) for i in range(1, 15)]
-    assert observe(detectors, fresh) == []
+    # What the learning rate has to be is known from the attempt before.
+    assert [v for v in observe(detectors, fresh) if v.detector != "learning_rate"] == []
 
 
 @given(st.floats(min_value=1e-6, max_value=1e6), st.integers(min_value=16, max_value=200))
