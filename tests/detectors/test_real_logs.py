@@ -1,7 +1,7 @@
 """Real verl logs, where they are there: healthy runs cost next to no page, faults put into them are found.
 
-All twelve runs were looked at while the detectors were written, so this keeps what was reached and is no blind trial. The
-split is that of ``bench.detection.runs``.
+All twelve runs were looked at while the detectors were written, so this keeps what was reached and is no blind trial.
+The split is that of ``bench.detection.runs``.
 """
 
 from __future__ import annotations
