@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from exporter.detectors.base import Forecast, Severity, Verdict
-from exporter.detectors.growth import Growth, find_growth, since_last_jump
+from exporter.detectors.growth import UNSURE, Growth, find_growth, settles_at, since_last_jump
 from exporter.detectors.trend import Trend
 
 RECENT, SPAN, POINTS = 64, 400, 100
@@ -29,6 +29,11 @@ growth's slope below which the slope there has to be."""
 LATE, STILL = 3, 0.1
 """A climb is over when less than this share of it was climbed in the newest third of its window."""
 LEAST_LOOK = 8
+BACK = (-0.2, 0.0, 0.5)
+"""How far before the onset a climb is looked at that may settle, in times its age: one that slackens looks younger than
+it is, and its steep beginning like a jump before it. With the level before it, it would seem to bend upwards."""
+FROM_THE_START, UNSURE_THERE = 0.7, 2.5
+"""Share of the attempt's steps, from which on a growth may be its warm-up, and how much more is asked of it then."""
 
 
 class Climb:
@@ -88,6 +93,16 @@ class Climb:
             return slope < CALM * growth.shape.gain and worth(growth)
 
         return find_growth(xs, ys, fresh) or find_growth(*since_last_jump(*self._wide.series()), worth)
+
+    def settles_at(self, growth: Growth) -> float:
+        """The lowest level at which the growth may come to rest, as it slackens; infinite where it does not."""
+        xs, ys = self._recent.series()
+        wide_xs, wide_ys = self._wide.series()
+        older = bisect_left(wide_xs, xs[0])
+        xs, ys = [*wide_xs[:older], *xs], [*wide_ys[:older], *ys]
+        starts = {max(bisect_left(xs, growth.onset - back * growth.seen) - 1, 0) for back in BACK}
+        unsure = UNSURE * (UNSURE_THERE if growth.seen > FROM_THE_START * self.seen else 1.0)
+        return min(settles_at(xs[start:], ys[start:], unsure) for start in starts)
 
     def deepest_tooth(self) -> float:
         """The largest climb of either window that was taken back, as far as it was."""

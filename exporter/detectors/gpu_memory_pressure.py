@@ -38,6 +38,8 @@ MOST_STEPS = 100
 class GpuMemoryPressure:
     """The fullest GPU reaches its end within ``horizon_seconds``; nothing is said below the share ``above``.
 
+    ``slot_seconds``: readings within it count as one.
+
     >>> from exporter.detectors.base import GpuView
     >>> detector = GpuMemoryPressure()
     >>> for now in range(0, 7200, 15):
@@ -103,6 +105,7 @@ class GpuMemoryPressure:
             and growth.rises >= PAGE_RISES
             and growth.largest <= PAGE_LARGEST
             and growth.bending >= SLACKENS
+            and self._climb.settles_at(growth) > 1.0
         )
         if not page and not seconds < 2.0 * self._horizon:
             return None

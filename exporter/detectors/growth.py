@@ -52,6 +52,12 @@ REFINED = 5
 """Halvings of the distance between hinges that are tried."""
 LEEWAY = 0.08
 """No interval is narrower than this share of the way to go, and a step, to either side."""
+STEEPEST = 30.0
+"""Slackening of a climb that has come to rest already."""
+UNSURE = 18.0
+"""Mean distance from the settling curve, as a share of the rise, times this is how uncertain the slackening is. Stairs
+that come by chance leave a Brownian bridge of scale s. Its mean distance is 0.31 s, and less by a third from a curve
+that was fitted; the slackening is twelve times the area between the bridge and 0, which varies by s / sqrt(12). Even noise and even stairs vary less."""
 NEW_HIGH = 0.02
 """A point counts as a rise when it lies above all before it by this share of the whole rise."""
 
@@ -231,6 +237,47 @@ def since_last_jump(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[
         first -= 1
     # Many such changes in a row are no jump but growth that has slackened since.
     return (xs[last + 1 :], ys[last + 1 :]) if 0 < last - first <= JUMP_POINTS else (xs, ys)
+
+
+def settles_at(xs: Sequence[float], ys: Sequence[float], unsure: float = UNSURE) -> float:
+    """The lowest level at which a climb may come to rest that slackens as ``1 - exp(-slackening)``; infinite for none.
+
+    ``xs`` must rise strictly. The slackening, how many powers of e the slope has lost, comes from the slopes at the
+    ends of a parabola through the points, and ``unsure`` times the mean distance of the points from it is added. So a
+    straight climb may settle, too, unless it is a clean one or has gone far.
+
+    >>> steps = list(range(41))
+    >>> round(settles_at(steps, [50 + 20 * (1 - math.exp(-step / 30)) for step in steps]))
+    68
+    >>> settles_at(steps, [50 + 0.01 * step**2 for step in steps])
+    inf
+    """
+    if len(xs) < LEAST_POINTS:
+        return math.inf
+    span = xs[-1] - xs[0]
+    ts = [2.0 * (x - xs[0]) / span - 1.0 for x in xs]
+    ys = [ys[0], *(_middle(*three) for three in zip(ys, ys[1:], ys[2:], strict=False)), ys[-1]]
+    weights = [b - a for a, b in zip([ts[0], *ts[:-1]], [*ts[1:], ts[-1]], strict=True)]  # a point stands for its steps
+    total = sum(weights)
+    # Orthogonal polynomials, one after the other.
+    mean = sum([w * t for w, t in zip(weights, ts, strict=True)]) / total
+    first = [t - mean for t in ts]
+    norm = sum([w * p * p for w, p in zip(weights, first, strict=True)])
+    skew = sum([w * p * p * p for w, p in zip(weights, first, strict=True)]) / norm
+    second = [p * p - skew * p - norm / total for p in first]
+    middle = sum([w * y for w, y in zip(weights, ys, strict=True)]) / total
+    slope = sum([w * p * y for w, p, y in zip(weights, first, ys, strict=True)]) / norm
+    bend = sum([w * p * y for w, p, y in zip(weights, second, ys, strict=True)])
+    square = sum([w * p * p for w, p in zip(weights, second, strict=True)])
+    bend = bend / square if square > 1e-9 else 0.0  # all but one of the points may lie at one end
+    curve = [middle + slope * p + bend * q for p, q in zip(first, second, strict=True)]
+    early, late = (slope + bend * (2.0 * p - skew) for p in (first[0], first[-1]))
+    rise = curve[-1] - curve[0]
+    if not rise > 0.0 or early <= 0.0:
+        return math.inf  # it falls, or bends upwards
+    scatter = sum([w * abs(y - c) for w, y, c in zip(weights, ys, curve, strict=True)]) / total / rise
+    slackening = (math.log(early / late) if late > 0.0 else STEEPEST) + unsure * scatter
+    return curve[-1] + rise / math.expm1(min(slackening, STEEPEST)) if slackening > 1e-9 else math.inf
 
 
 def _smooth(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:

@@ -9,6 +9,9 @@ What is called growth has to be steady. verl logs running peaks, which climb in 
 then stay; so there have to be several rises, none of them most of the climb, and the last one not long ago. The climb
 has to be larger than any fall of the window, and where validations are regular, one has to pass without taking it back.
 
+A climb that settles is no page either: it may slacken as ``1 - exp(-t)`` does, within what its scatter allows, and the
+level where it would then come to rest has to lie beyond the limit.
+
 Without a limit, a steady climb by ``rise`` of the level is a page, half of that a warning. The host's memory is
 everybody's: other jobs come and go, caches fill, and real healthy runs grew by a third in 150 steps. So much more is
 asked of it, and growth that slackens is left alone. GPU memory that grows together with the responses is a warning.
@@ -44,6 +47,8 @@ GONE = 0.12
 """Share of the way to the limit that a climb has to have gone to be a page; half of it to be a warning."""
 UNLIMITED_SEEN, UNLIMITED_MOST, HOST_MOST = 30, 300, 150
 """Steps seen from which on, and up to which, a climb without a limit is a page; twice the climb is one sooner."""
+UNLIMITED_WAY = 5.0
+"""Times what it has climbed, below which a climb without a limit may settle and be no page."""
 LONGEST_PAUSE = 10.0
 """Steps between two fits of a growth at the most; they are an eighth of its age."""
 FAILED_PAUSE = 8.0
@@ -66,15 +71,18 @@ NOT_ITS_LIMIT = 1.02
 GIB = 1024.0**3
 
 GPU_ADVICE = (
-    "actor_rollout_ref.rollout.gpu_memory_utilization: lower it, and see that rollout.free_cache_engine is true",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu): lower it",
+    "actor_rollout_ref.rollout.gpu_memory_utilization: lower it",
+    "actor_rollout_ref.rollout.free_cache_engine: true frees the engine's cache before each update",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (with use_dynamic_bsz): lower it",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: lower it",
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, where reserved memory grows and allocated memory does not",
     "save a checkpoint and restart the trainer, before it is killed in the middle of a step",
 )
 _HOST_ADVICE = (
     "ps and ray memory on the host: which process grows? Another job's growth is no fault of this run",
     "data.dataloader_num_workers: lower it; custom reward functions and data sets that keep what they have seen",
-    "actor_rollout_ref.actor.fsdp_config.param_offload and optimizer_offload: they take host memory",
+    "actor_rollout_ref.actor.fsdp_config.param_offload: it takes host memory",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload: it takes host memory",
     "save a checkpoint and restart the trainer, before the kernel kills it",
 )
 
@@ -192,8 +200,8 @@ class Memory:
         if growth is None or not growth.rise > TOOTH * series.deepest_tooth():
             return None
         if limit is None:
-            return self._without_limit(watch, growth, sample)
-        return self._with_limit(watch, growth, sample, value, limit)
+            return self._without_limit(watch, growth, series, sample)
+        return self._with_limit(watch, growth, series, sample, value, limit)
 
     def _worth_a_fit(self, watch: _Watch, series: Climb, value: float, limit: float | None) -> bool:
         """A cheap look at the ends of the windows: is there growth, still, and does it matter?"""
@@ -217,7 +225,7 @@ class Memory:
         return self._horizon if seconds is None else max(self._horizon, 3600.0 * self._hours / seconds)
 
     def _with_limit(
-        self, watch: _Watch, growth: Growth, sample: StepSample, value: float, limit: float
+        self, watch: _Watch, growth: Growth, series: Climb, sample: StepSample, value: float, limit: float
     ) -> Verdict | None:
         when = growth.arrival(limit)
         if when is None:
@@ -235,6 +243,7 @@ class Memory:
             and growth.largest <= PAGE_LARGEST
             and growth.bending >= SLACKENS
             and not self._may_be_taken_back(growth, when)
+            and series.settles_at(growth) > limit
         ) or tight
         if not page and not (
             when.steps < 2.0 * reach
@@ -269,7 +278,7 @@ class Memory:
         due = newest + (newest - before) - self._last
         return -1.0 <= due < 0.5 * when.early
 
-    def _without_limit(self, watch: _Watch, growth: Growth, sample: StepSample) -> Verdict | None:
+    def _without_limit(self, watch: _Watch, growth: Growth, series: Climb, sample: StepSample) -> Verdict | None:
         limit = self._rises[watch.host]
         base = growth.shape.base
         if not base > 0.0 or growth.bending < SLACKENS:
@@ -282,6 +291,7 @@ class Memory:
             and growth.rises >= PAGE_RISES
         )
         page = page and growth.largest <= PAGE_LARGEST and (watch.host or not self._with_the_responses(growth, share))
+        page = page and series.settles_at(growth) > base + UNLIMITED_WAY * growth.rise
         if not page and not (share > 0.5 * limit and growth.seen >= LEAST_SEEN):
             return None
         summary = (

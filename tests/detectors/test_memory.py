@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -168,6 +169,61 @@ def noise(rnd: random.Random) -> list[float]:
 
 def slow_plateau(rnd: random.Random) -> list[float]:
     return [50.0 + 6.0 * (1.0 - math.exp(-step / 25.0)) + rnd.gauss(0.0, 0.1) for step in range(300)]
+
+
+def settling(rnd: random.Random, tau: float, *, start: float = 50.0, end: float = 72.0, noise: float) -> list[float]:
+    """The peak so far of what settles as ``1 - exp(-steps / tau)``: what verl logs."""
+    values = (end - (end - start) * math.exp(-step / tau) + rnd.gauss(0.0, noise) for step in range(300))
+    return list(accumulate(values, max))
+
+
+def rarer_stairs(rnd: random.Random, tau: float, *, start: float, end: float, stairs: int) -> list[float]:
+    """Stairs at random, whose frequency falls by e in ``tau`` steps."""
+    found = [(rnd.expovariate(1.0 / tau), rnd.uniform(0.3, 1.7)) for _ in range(stairs)]
+    per = (end - start) / sum(height for _, height in found)
+    return [start + per * sum(height for at, height in found if at <= step) for step in range(300)]
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+@pytest.mark.parametrize("tau", [20.0, 40.0, 70.0, 100.0, 150.0])
+def test_memory_that_settles_below_the_limit_is_no_page(tau: float, noise: float) -> None:
+    host = RunSetup(host_memory_bytes=300.0 * GIB)
+    for seed in range(8):
+        assert pages(said(settling(random.Random(seed), tau, noise=noise), CARD)) == [], seed
+        values = settling(random.Random(seed), tau, start=200.0, end=260.0, noise=4.0 * noise)
+        assert pages(said(values, host, "host_memory")) == [], seed
+
+
+@pytest.mark.parametrize("tau", [20.0, 40.0, 100.0])
+def test_without_a_limit_memory_that_settles_is_no_page(tau: float) -> None:
+    for seed in range(8):
+        assert pages(said(settling(random.Random(seed), tau, noise=0.3))) == [], seed
+
+
+@pytest.mark.parametrize(("tau", "start", "end"), [(25.0, 56.0, 68.0), (60.0, 56.0, 68.0)])
+def test_stairs_that_become_rare_cost_hardly_a_page(tau: float, start: float, end: float) -> None:
+    found = [
+        bool(pages(said(rarer_stairs(random.Random(seed), tau, start=start, end=end, stairs=15), CARD)))
+        for seed in range(40)
+    ]
+    assert sum(found) <= 1
+
+
+def test_memory_that_settles_beyond_the_limit_is_a_page_all_the_same() -> None:
+    values = [v for v in settling(random.Random(1), 100.0, start=50.0, end=130.0, noise=0.05) if v < 80.0]
+    found = pages(said(values, CARD))
+    assert found
+    assert found[0] < len(values) - 5
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_leak_that_is_there_from_the_first_step_is_paged_in_time(shape: str, noise: float) -> None:
+    rnd = random.Random(1)
+    values = [50.0 + 30.0 * SHAPES[shape](step / 150) + rnd.gauss(0.0, noise) for step in range(151)]
+    found = pages(said(values, CARD))
+    assert found
+    assert found[0] <= 120
 
 
 @pytest.mark.parametrize("setup", [CARD, UNKNOWN], ids=["limit", "no limit"])
