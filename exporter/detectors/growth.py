@@ -57,8 +57,8 @@ STEEPEST = 30.0
 UNSURE = 18.0
 """Mean distance from the settling curve, as a share of the rise, times this is how uncertain the slackening is. Stairs
 that come by chance leave a Brownian bridge of scale s. Its mean distance is 0.31 s, and less by a third from a curve
-that was fitted; the slackening is twelve times the area between the bridge and 0, which varies by s / sqrt(12). Even noise
-and even stairs vary less."""
+that was fitted; the slackening is twelve times the area between the bridge and 0, which varies by s / sqrt(12). Even
+noise and even stairs vary less."""
 NEW_HIGH = 0.02
 """A point counts as a rise when it lies above all before it by this share of the whole rise."""
 
