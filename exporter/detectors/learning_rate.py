@@ -39,8 +39,12 @@ _MEANING: Final = (
     "Updates are larger or smaller than was asked for: too large ones wreck the policy within some steps, too small "
     "ones waste the run."
 )
+ANOTHER_UNIT: Final = 99.0
+"""Relative distance from which on it is more likely that the rate is logged in another unit."""
 _RESTORED: Final = "Setting and optimizer disagree: at a resume verl restores the rate that is in the checkpoint."
-_NOT_RESTORED: Final = (
+_NOTANOTHER_UNIT: Final = 99.0
+"""Relative distance from which on it is more likely that the rate is logged in another unit."""
+_RESTORED: Final = (
     "The scheduler has forgotten where it was: warm-up and decay begin again in the middle of the run."
 )
 
@@ -226,7 +230,7 @@ class _Rate:
         off = [distance for distance in self._astray if distance]
         # All of them, from the first step on: to wait for the warm-up could be ten ruinous updates.
         sure = len(off) >= self._confirm and len(off) == len(self._astray)
-        higher = sure and min(off) >= 1.0
+        higher = sure and min(off) >= 1.0 and max(off) < ANOTHER_UNIT
         if self.curve.seen < self._warmup and not sure:
             return None
         if len(off) < self._confirm or self.curve.seen > self._warmup + SAID:

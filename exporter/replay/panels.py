@@ -216,7 +216,7 @@ def spelled(text: str, most: int) -> str:
     """A name from outside on one line, and not too long.
 
     >>> spelled("a\\nb" * 3, 8)
-    'a b…b a b'
+    'a b…ba b'
     """
     plain = "".join(sign if sign.isprintable() else " " for sign in text)
     return plain if len(plain) <= most else f"{plain[: most - most // 2 - 1]}…{plain[len(plain) - most // 2 :]}"
