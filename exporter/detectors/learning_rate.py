@@ -42,9 +42,7 @@ _MEANING: Final = (
 ANOTHER_UNIT: Final = 99.0
 """Relative distance from which on it is more likely that the rate is logged in another unit."""
 _RESTORED: Final = "Setting and optimizer disagree: at a resume verl restores the rate that is in the checkpoint."
-_NOTANOTHER_UNIT: Final = 99.0
-"""Relative distance from which on it is more likely that the rate is logged in another unit."""
-_RESTORED: Final = (
+_NOT_RESTORED: Final = (
     "The scheduler has forgotten where it was: warm-up and decay begin again in the middle of the run."
 )
 
