@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from exporter.detectors.base import StepSample, Verdict
 from exporter.detectors.calibration import Budget
@@ -39,6 +40,10 @@ _RATIO = Scale(
     lambda mean: math.exp(max(math.exp(mean) - 0.005, 0.0)),
 )
 """Of a ratio that is 1 where both agree."""
+
+
+_AGAIN = (("rollout_log_ppl_diff", "rollout_ppl_ratio"), ("rollout_probs_diff", "rollout_probs_correlation"))
+"""Measures, and what is computed from the same numbers: judged only where the first is not logged."""
 
 
 class RolloutMismatch(ShiftDetector):
@@ -100,6 +105,15 @@ class RolloutMismatch(ShiftDetector):
 
     def observe(self, sample: StepSample) -> Sequence[Verdict]:
         """Judge one step; the gravest finding is said, by the first measure that shows it."""
+        signals = sample.signals
+        twice = [again for measure, again in _AGAIN if measure in signals and again in signals]
+        if twice:
+            measures = {one.signal: signals[one.signal] for one in self._series if one.signal in signals}
+            for again in twice:
+                del measures[again]
+            if "step_time" in signals:
+                measures["step_time"] = signals["step_time"]
+            sample = replace(sample, signals=measures)
         verdicts = super().observe(sample)
         if len(verdicts) < 2:
             return verdicts

@@ -33,6 +33,9 @@ LEAST_STEPS: Final = 6
 """Steps that a forecast looks back over at least."""
 FARTHEST: Final = 2000.0
 """Steps beyond which nothing is foreseen."""
+WELL_PACED: Final = 20
+SELDOM_PACED: Final = 10
+"""The usual length of a step is followed at every tenth of them, once so many are known."""
 _PACE: Final = 0.05
 _LESS_RARE: Final = math.log(WARNINGS_PER_PAGE)
 
@@ -134,7 +137,8 @@ class ShiftDetector:
         if sample.step < self._last_step:
             self.resumed(sample.step, sample.attempt)
         if sample.step > self._last_step:
-            self._keep_pace(signals.get("step_time"))
+            if self._paced < WELL_PACED or sample.step % SELDOM_PACED == 0:
+                self._keep_pace(signals.get("step_time"))
             self._last_step = sample.step
         step = sample.step
         fresh = stirred = False
@@ -168,8 +172,7 @@ class ShiftDetector:
             return
         self._paced += 1
         self._pace += max(_PACE, 1.0 / self._paced) * (math.log(seconds) - self._pace)
-        if self._paced <= 20 or self._paced % 20 == 0:
-            self._rarity = self._budget.rarity(math.exp(self._pace))
+        self._rarity = self._budget.rarity(math.exp(self._pace))
 
     def _judge(self, place: int, watch: Watch, sample: StepSample) -> Verdict | None:
         shift, held = self._shifts[watch.series], self._held[place]
