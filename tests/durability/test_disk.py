@@ -91,11 +91,12 @@ def test_a_disk_that_becomes_read_only_is_said_and_taken_up_when_it_can_be_writt
         # A file system with files that are open for writing cannot be made read-only: the one that a start finds is.
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
         exporter.start(until_ready=False)
-        wait_for(lambda: exporter.get("/readyz").status == 503, exporter)
+        # While it starts it is not ready either, so what is waited for is that it says what is wrong.
+        wait_for(lambda: exporter.metrics()["verl_sentinel_journal_error"] == 1, exporter)
+        assert exporter.get("/readyz").status == 503
         answer = exporter.post(PUSH, encode(batch(seq=2)))
         assert answer.status == 503
         assert "retry-after" in answer.headers
-        assert exporter.metrics()["verl_sentinel_journal_error"] == 1
         subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
         wait_for(exporter.ready, exporter)
         assert push(exporter, seq=1, steps=[Step(step=1, metrics={"actor/lr": 1.0})]).duplicate
