@@ -90,10 +90,12 @@ def test_entropy_that_rises_pages_unless_the_reward_rises_with_it(seed: int) -> 
     ("signal", "level", "factor"), [("kl", 0.02, 40.0), ("ppo_kl", 4e-4, 500.0), ("kl", 0.5, 20.0)]
 )
 def test_kl_that_runs_away_pages_and_is_foreseen(seed: int, signal: str, level: float, factor: float) -> None:
-    page = first_page(watch([Kl()], run(seed, **{signal: (level, 0.2, grows(factor, 40))})))
+    said = watch([Kl(limit=100.0 * level * factor)], run(seed, **{signal: (level, 0.2, grows(factor, 40))}))
+    page = first_page(said)
     assert page.signal == signal
     assert page.step <= FAULT + 30
-    assert page.forecast is None or page.forecast.limit == 1.0
+    assert page.forecast is not None
+    assert page.forecast.limit == 100.0 * level * factor
 
 
 @pytest.mark.parametrize("seed", SEEDS)
