@@ -80,11 +80,12 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU as it was last read, at most ``age`` seconds ago. None: the device does not tell."""
+    """One GPU as it was last read. None: the device does not tell."""
 
     node: str
     index: int
-    age: float
+    read_at: float
+    """When its reading arrived: Unix seconds of the exporter's clock."""
     utilization: float | None = None
     """0 to 1."""
     memory_used: float | None = None

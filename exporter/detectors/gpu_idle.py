@@ -49,7 +49,7 @@ class GpuIdle:
     ...     detector.phase_closed("update_actor", 20.0, step)
     >>> for now in range(0, 700, 20):
     ...     busy = 0.9 if now < 200 else 0.0
-    ...     gpus = tuple(GpuView("a", index, 1.0, utilization=busy) for index in range(8))
+    ...     gpus = tuple(GpuView("a", index, now - 1.0, utilization=busy) for index in range(8))
     ...     phases = {"step": now + 9.0, "update_actor": now + 1.0}
     ...     view = LiveView(float(now), 6, 1, 5, True, float(now), phases, gpus=gpus)
     ...     for v in detector.look(view):
@@ -92,7 +92,9 @@ class GpuIdle:
         readings = [
             gpu.utilization
             for gpu in view.gpus
-            if gpu.utilization is not None and gpu.age <= FRESH_SECONDS and math.isfinite(gpu.utilization)
+            if gpu.utilization is not None
+            and view.now - gpu.read_at <= FRESH_SECONDS
+            and math.isfinite(gpu.utilization)
         ]
         if not (readings and view.running and view.open_phases):
             self._over(math.nan)

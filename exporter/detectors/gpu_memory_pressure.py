@@ -44,7 +44,7 @@ class GpuMemoryPressure:
     >>> detector = GpuMemoryPressure()
     >>> for now in range(0, 7200, 15):
     ...     used = 0.7 + max(0, now - 3000) / 10000
-    ...     card = GpuView("a", 0, 1.0, memory_used=min(used, 1.0) * 80e9, memory_total=80e9)
+    ...     card = GpuView("a", 0, now - 1.0, memory_used=min(used, 1.0) * 80e9, memory_total=80e9)
     ...     for v in detector.look(LiveView(float(now), now // 600, 1, now // 600, True, float(now), gpus=(card,))):
     ...         if now == 5100:
     ...             print(v.severity.label, "since step", v.onset, f"full in {v.forecast.seconds / 60:.0f} min")
@@ -168,6 +168,6 @@ def _shares(view: LiveView) -> list[float]:
         and gpu.memory_total is not None
         and 0.0 <= gpu.memory_used < math.inf
         and 0.0 < gpu.memory_total < math.inf
-        and gpu.age <= FRESH_SECONDS
+        and view.now - gpu.read_at <= FRESH_SECONDS
         and not gpu.lost
     ]

@@ -107,7 +107,7 @@ class Stragglers:
     >>> detector = Stragglers()
     >>> for now in range(0, 3000, 10):
     ...     hot = 92.0 if now >= 1200 else 61.0
-    ...     gpus = tuple(GpuView("a", i, 1.0, temperature=hot if i == 5 else 60.0 + i % 3) for i in range(8))
+    ...     gpus = tuple(GpuView("a", i, now - 1.0, temperature=hot if i == 5 else 60.0 + i % 3) for i in range(8))
     ...     view = LiveView(float(now), now // 60, 1, now // 60, True, float(now), gpus=gpus)
     ...     for v in detector.look(view):
     ...         if now in (1550, 2000):
@@ -143,7 +143,7 @@ class Stragglers:
                 self._restart()
                 passed = 0.0
             self._updated = view.now
-            there = [gpu for gpu in view.gpus[:MOST_GPUS] if gpu.age <= FRESH_SECONDS and not gpu.lost]
+            there = [gpu for gpu in view.gpus[:MOST_GPUS] if view.now - gpu.read_at <= FRESH_SECONDS and not gpu.lost]
             for gauge in _GAUGES:
                 self._update(gauge, there, view.step, passed)
         said = [self._lost(view), *(self._away(gauge, view) for gauge in _GAUGES)]

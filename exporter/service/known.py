@@ -39,13 +39,13 @@ def smallest_memory(readings: Iterable[GpuReading]) -> float | None:
     return min((float(r.memory_total_bytes) for r in readings if r.memory_total_bytes), default=None)
 
 
-def gpu_views(gpus: Readings, now: float) -> tuple[GpuView, ...]:
+def gpu_views(gpus: Readings) -> tuple[GpuView, ...]:
     """The readings as live detectors see them, in the order of node and index."""
     return tuple(
         GpuView(
             node=node,
             index=index,
-            age=max(0.0, now - at),
+            read_at=at,
             utilization=reading.utilization_ratio,
             memory_used=_float(reading.memory_used_bytes),
             memory_total=_float(reading.memory_total_bytes),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from exporter.detectors.base import LiveView
+from exporter.detectors.base import GpuView, LiveView
 from exporter.detectors.setup import RunSetup
 from exporter.protocol import (
     AttemptExited,
@@ -167,8 +167,9 @@ class RunState:
     """When silent senders were last looked for."""
 
     def __post_init__(self) -> None:
+        # Derived, and made anew when what they are made of has changed. They are no fields, so no snapshot has them.
         self._setup: RunSetup | None = None
-        """Derived, and made anew when what it is made of has changed. It is no field, so no snapshot has it."""
+        self._views: tuple[GpuView, ...] | None = None
 
     @property
     def setup(self) -> RunSetup:
@@ -179,6 +180,12 @@ class RunState:
             self._setup = setup_of(self.config, self.gpus)
         return self._setup
 
+    @property
+    def _gpu_views(self) -> tuple[GpuView, ...]:
+        if self._views is None:
+            self._views = gpu_views(self.gpus)
+        return self._views
+
     def read_gpu(self, reading: GpuReading, at: float) -> None:
         """Take in a reading of a GPU."""
         key = (reading.node, reading.index)
@@ -186,9 +193,11 @@ class RunState:
         if before is None or before[0].memory_total_bytes != reading.memory_total_bytes:
             self._setup = None
         self.gpus[key] = (reading, at)
+        self._views = None
 
     def _no_gpus(self) -> None:
         self.gpus = {}
+        self._views = None
         self._setup = None
 
     def hear(self, batch: Batch, at: float) -> SenderState:
@@ -385,6 +394,6 @@ class RunState:
             exit_code=self.exit_code,
             exited_unexpectedly=self.ended_badly(now),
             exit_summary=self.exit_summary,
-            gpus=gpu_views(self.gpus, now),
+            gpus=self._gpu_views,
             setup=self.setup,
         )

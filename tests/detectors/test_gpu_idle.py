@@ -19,7 +19,7 @@ EVERY = 10
 def view(
     now: float, busy: float | None, *, phase: str = "update_actor", step: int = 20, steps: int = 20, **others: float
 ) -> LiveView:
-    gpus = tuple(GpuView("a", index, others.get("age", 1.0), utilization=busy) for index in range(8))
+    gpus = tuple(GpuView("a", index, now - others.get("age", 1.0), utilization=busy) for index in range(8))
     heard = now - others.get("silent", 0.0)
     return LiveView(now, step, 1, steps, True, heard, {"step": 1e4, phase: 5.0} if phase else {}, gpus=gpus)
 
@@ -90,6 +90,10 @@ def test_a_phase_that_has_not_ended_yet_is_a_warning_before_it_is_a_page() -> No
 def test_without_readings_or_with_old_ones_nothing_is_said() -> None:
     assert watched(trained(), 2000, busy=None) == []
     assert watched(trained(), 2000, age=500.0) == []
+
+
+def test_a_reading_that_a_clock_set_back_has_put_into_the_future_is_fresh() -> None:
+    assert watched(trained(), 2000, age=-60.0) == watched(trained(), 2000) != []
 
 
 def test_gpus_that_were_never_busy_tell_nothing() -> None:
@@ -166,9 +170,9 @@ def filling(shares: list[float]) -> list[tuple[int, Verdict]]:
     """What is said of a GPU with these shares in use, one every 20 s; a step takes 10 min."""
     detector, found = GpuMemoryPressure(), []
     for number, share in enumerate(shares):
-        card = GpuView("a", 0, 1.0, memory_used=share * 80e9, memory_total=80e9)
-        other = GpuView("a", 1, 1.0, memory_used=40e9, memory_total=80e9)
         now = 20.0 * number
+        card = GpuView("a", 0, now - 1.0, memory_used=share * 80e9, memory_total=80e9)
+        other = GpuView("a", 1, now - 1.0, memory_used=40e9, memory_total=80e9)
         moment = LiveView(now, number // 30, 1, number // 30, True, now, gpus=(card, other))
         found += [(number, v) for v in detector.look(moment)]
     return found

@@ -26,7 +26,7 @@ def watched(reading: Reading, seconds: int, *, nodes: int = 1, each: int = 8) ->
     detector, found = Stragglers(), []
     for now in range(0, seconds, EVERY):
         gpus = tuple(
-            GpuView(f"n{node}", index, 1.0, **reading(now, node, index))  # type: ignore[arg-type]
+            GpuView(f"n{node}", index, now - 1.0, **reading(now, node, index))  # type: ignore[arg-type]
             for node in range(nodes)
             for index in range(each)
         )
@@ -97,14 +97,14 @@ def test_a_whole_node_is_named_as_one() -> None:
 
 
 def test_a_lost_gpu_is_a_page_at_once() -> None:
-    gpus = tuple(GpuView("a", index, 1.0, lost=index == 1) for index in range(2))
+    gpus = tuple(GpuView("a", index, 4.0, lost=index == 1) for index in range(2))
     found = Stragglers().look(LiveView(5.0, 7, 1, 7, True, 5.0, gpus=gpus))
     assert [(v.signal, v.severity, v.onset) for v in found] == [("gpu_lost", Severity.CRITICAL, 7)]
     assert "a/1" in found[0].summary
 
 
 def test_of_a_run_that_is_over_nothing_is_said() -> None:
-    gpus = (GpuView("a", 0, 1.0, lost=True),)
+    gpus = (GpuView("a", 0, 4.0, lost=True),)
     assert Stragglers().look(LiveView(5.0, 7, 1, 7, False, 5.0, gpus=gpus)) == ()
 
 

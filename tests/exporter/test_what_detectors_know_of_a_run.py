@@ -68,22 +68,26 @@ def test_a_gpus_memory_is_that_of_the_smallest_that_tells(scene: Scene) -> None:
     assert last_setup(scene).gpu_memory_bytes == 80 * GIB
 
 
-def test_a_look_shows_all_gpus_with_the_age_of_their_readings(scene: Scene) -> None:
+def test_a_look_shows_all_gpus_and_when_they_were_read(scene: Scene) -> None:
     scene.step(1)
     scene.push(gpus=[reading(10, utilization_ratio=0.5, memory_used_bytes=GIB), reading(2, lost=True)])
     scene.now += 7.0
     scene.push(gpus=[reading(0, node="a", temperature_celsius=70.0, power_watts=300.0)])
     view = scene.run().state.view(scene.now)
-    assert [(gpu.node, gpu.index, gpu.age) for gpu in view.gpus] == [("a", 0, 0.0), ("n", 2, 7.0), ("n", 10, 7.0)]
+    ages = [(gpu.node, gpu.index, scene.now - gpu.read_at) for gpu in view.gpus]
+    assert ages == [("a", 0, 0.0), ("n", 2, 7.0), ("n", 10, 7.0)]
     assert (view.gpus[0].temperature, view.gpus[0].power) == (70.0, 300.0)
     assert view.gpus[1].lost
     assert (view.gpus[2].utilization, view.gpus[2].memory_used) == (0.5, float(GIB))
     assert view.setup.gpu_memory_bytes == 80 * GIB
 
 
-def test_a_clock_that_goes_back_makes_no_reading_come_from_the_future(scene: Scene) -> None:
-    scene.push(gpus=[reading(0)])
-    assert scene.run().state.view(scene.now - 60.0).gpus[0].age == 0.0
+def test_a_look_shows_the_newest_reading_of_each_gpu(scene: Scene) -> None:
+    for busy in (0.5, 0.9):
+        scene.push(gpus=[reading(0, utilization_ratio=busy)])
+        (gpu,) = scene.run().state.view(scene.now).gpus
+        assert (gpu.utilization, gpu.read_at) == (busy, scene.now)
+        scene.now += 5.0
 
 
 def test_what_an_attempt_had_is_not_told_of_the_next(scene: Scene) -> None:
