@@ -21,7 +21,8 @@ setup:
 demo: setup  ## train, break, detect, roll back, go on; SCENARIO=learning_rate|nan|hang|rollout_errors|crash|slow_reward|blind_reward|short_answers|healthy
 	@$(PY) -m demo --scenario $(SCENARIO)
 
-test: setup  ## run all tests, on the stock verl trainer and real programs
+test: setup  ## run all tests, on the stock verl trainer, real programs and a real browser
+	@scripts/bootstrap.sh browser node
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy, import-linter, promtool, amtool, shellcheck

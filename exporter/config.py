@@ -31,6 +31,7 @@ from exporter.exposure import (
     tokens_of,
 )
 from exporter.incidents import Rules
+from exporter.links import Links
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
 from exporter.service.history import Retention
@@ -88,6 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A run that has ended stays in ``/metrics`` for this long."""
     retention: Retention = Retention()
     influxdb: InfluxSettings | None = None
+    links: Links = Links()
 
     def __post_init__(self) -> None:
         address(self.listen)

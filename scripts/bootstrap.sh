@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prepares this checkout for `make demo`, `make test`, `make lint` and `make bench`: a virtual environment with the pinned
-# packages, and the programs (Prometheus, Alertmanager, VictoriaMetrics, Pushgateway, shellcheck). Does nothing that is
-# done already. Called by the Makefile. Only the programs need root, and only where they are not there; no system service
-# is started.
+# Prepares this checkout for `make demo`, `make up`, `make test`, `make lint` and `make bench`: a virtual environment with
+# the pinned packages, the programs (Prometheus, Alertmanager, VictoriaMetrics, Pushgateway, shellcheck), and what only
+# tests need (Chromium; packages of npm). Does nothing that is done already. Called by the Makefile. Only the programs need
+# root, and only where they are not there; no system service is started.
 #
-# usage: scripts/bootstrap.sh [venv|programs|shellcheck|peers ...]
+# usage: scripts/bootstrap.sh [venv|programs|browser|node|shellcheck|peers ...]
 #   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
 #   VENV=…          folder of the virtual environment (default: .venv in this checkout)
 set -euo pipefail
@@ -98,6 +98,30 @@ get_program() {
   fi
 }
 
+# get_browser: for the tests of the console, with a font that has Chinese, so that screenshots show what users see.
+get_browser() {
+  get_program chromium chromium "without it the console is not tested in a browser"
+  command -v chromium >/dev/null 2>&1 || return 0
+  fc-list :lang=zh 2>/dev/null | grep -q . || install fonts-noto-cjk >>"$root/.setup.log" 2>&1 ||
+    say "no font with Chinese characters is here and none could be installed: screenshots will show boxes"
+}
+
+# get_node: what the tests use of npm, at the versions of the lock file. Tests that need it are skipped without it.
+get_node() {
+  local folder=$root/tests/node want
+  want=$(sha256sum "$folder/package.json" "$folder/package-lock.json" | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$folder/node_modules/.verl-sentinel" 2>/dev/null)" = "$want" ] && return
+  get_program node nodejs "without it the dashboards' types and the grammar of PromQL 3 are not checked"
+  get_program npm npm "without it the dashboards' types and the grammar of PromQL 3 are not checked"
+  command -v npm >/dev/null 2>&1 || return 0
+  say "installing the npm packages that tests use"
+  if (cd "$folder" && npm ci) >>"$root/.setup.log" 2>&1; then
+    printf '%s' "$want" >"$folder/node_modules/.verl-sentinel"
+  else
+    say "they could not be installed: the tests that need them are skipped; the log is in .setup.log"
+  fi
+}
+
 # get_peers: the packages that detection is compared with. The benchmark says which are missing.
 get_peers() {
   "$venv/bin/python" -c 'import rl_doctor, rlprobe, rlwatch, trainpulse' >/dev/null 2>&1 && return
@@ -119,7 +143,9 @@ for part in "$@"; do
       get_program prometheus-pushgateway prometheus-pushgateway "without it ingest is measured beside nothing"
       ;;
     shellcheck) get_program shellcheck shellcheck "without it the shell scripts are not checked" ;;
+    browser) get_browser ;;
+    node) get_node ;;
     peers) get_peers ;;
-    *) die "unknown part '$part'; known: venv, programs, shellcheck, peers." ;;
+    *) die "unknown part '$part'; known: venv, programs, browser, node, shellcheck, peers." ;;
   esac
 done
