@@ -13,6 +13,9 @@ DEFAULT_CONSOLE = "http://127.0.0.1:9464"
 """What the rules, routes and dashboards in this repository say."""
 DEFAULT_GRAFANA = "http://127.0.0.1:3000"
 
+_NOT_IN_ADDRESSES = frozenset(" '\"<>{}\\`|^?#@")
+"""Nor whatever would end the address early where it is put into YAML, HTML or a message."""
+
 
 class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Addresses as a person's browser reaches them, which may be those of a proxy."""
@@ -39,7 +42,7 @@ def base_url(given: str, name: str) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = False
-    if not usable or not given.isascii() or not given.isprintable() or any(mark in given for mark in " '\"<>{}\\`|^?#@"):
+    if not usable or not given.isascii() or not given.isprintable() or set(given) & _NOT_IN_ADDRESSES:
         raise ValueError(
             f"{name} is {given!r}: an address that starts with http:// or https:// is expected, "
             "without a user, a query or a fragment"
