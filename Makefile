@@ -18,8 +18,8 @@ help:  ## show this list
 setup:
 	@VENV=$(VENV) scripts/bootstrap.sh venv programs
 
-demo: setup  ## train, break, detect, roll back, go on; SCENARIO=learning_rate|nan|hang|rollout_errors|crash|slow_reward|blind_reward|short_answers|healthy
-	@$(PY) -m demo --scenario $(SCENARIO)
+demo: setup  ## train, break, detect, roll back, go on; SCENARIO=learning_rate|nan|hang|rollout_errors|crash|slow_reward|blind_reward|short_answers|healthy; APPROVE=1 HOLD=1
+	@$(PY) -m demo --scenario $(SCENARIO) $(if $(APPROVE),--approve) $(if $(HOLD),--hold)
 
 test: setup  ## run all tests, on the stock verl trainer, real programs and a real browser
 	@scripts/bootstrap.sh browser node

@@ -28,13 +28,24 @@ def main() -> int:
         "--out", type=Path, default=Path("demo/out"), help="folder for everything (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of data and sampling (default: %(default)s)")
+    parser.add_argument("--approve", action="store_true", help="the recovery waits for your approval in the console")
+    parser.add_argument("--hold", action="store_true", help="when it is over, let everything run on until Ctrl-C")
     arguments = parser.parse_args()
     scenario = SCENARIOS.get(arguments.scenario)
     if scenario is None:
         parser.error(f"there is no scenario {arguments.scenario!r}; there are: {', '.join(SCENARIOS)}.")
     console = Console(highlight=False)
     try:
-        return run(Options(scenario=scenario, out=arguments.out.resolve(), seed=arguments.seed), console)
+        return run(
+            Options(
+                scenario=scenario,
+                out=arguments.out.resolve(),
+                seed=arguments.seed,
+                approve=arguments.approve,
+                hold=arguments.hold,
+            ),
+            console,
+        )
     except StartError as error:
         console.print(f"[bold red]{error}[/]", soft_wrap=True)
         return 1

@@ -23,6 +23,8 @@ _STAGES = {
     "succeeded": "recovered: {outcome}",
     "failed": "the recovery failed: {outcome}",
     "refused": "recovery refused: {outcome}",
+    "aborted": "recovery aborted: {outcome}",
+    "awaiting_approval": "plan: {reason}",
     "observed": "observed only: {reason}",
 }
 
@@ -66,6 +68,10 @@ class Observer:
             if found is not None:
                 self.observation.alert_active = found[1]
                 self._tell(("alert",), f"alert {found[0]} fires in Prometheus", "bold red")
+
+    def say(self, sentence: str) -> None:
+        """A line that stands out, for whoever watches."""
+        self._display.event(sentence, "bold yellow")
 
     def recovery(self) -> Mapping[str, Any] | None:
         return next(iter(self.observation.recoveries), None)

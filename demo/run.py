@@ -42,7 +42,12 @@ class Options:
     out: Path
     seed: int = 0
     limit_seconds: float = 900.0
-    """A run that takes longer has failed; on two cores a scenario takes about two to three minutes."""
+    """A run that takes longer has failed; on two cores a scenario takes about two to three minutes. Time in which a
+    plan waits for a person does not count."""
+    approve: bool = False
+    """A person has to approve the recovery, in the console or at the command line."""
+    hold: bool = False
+    """Everything goes on when the scenario is over, until Ctrl-C: to look around in the console and in Prometheus."""
 
 
 def run(options: Options, console: Console) -> int:
@@ -56,7 +61,7 @@ def run(options: Options, console: Console) -> int:
         toy = make(out.with_name(f"{out.name}-toy"))
     except OSError as error:
         raise StartError(f"The toy model could not be made: {error}") from error
-    stack = Stack(out)
+    stack = Stack(out, mode="approve" if options.approve else "auto")
     if stack.fast_path:
         console.print(
             f"[yellow]{' and '.join(stack.missing_programs)} not found[/]: the loop runs through the exporter's own "
@@ -67,10 +72,12 @@ def run(options: Options, console: Console) -> int:
     observation = Observation(started=time.time())
     supervisor = supervised(scenario, toy, stack, out, run_id, options.seed)
     seen = Observed(run_id=run_id, total_steps=scenario.steps)
+    over = False
     with Interrupts() as interrupts, Display(seen, f"scenario {scenario.name}", console) as display:
         try:
             stack.start()
-            display.event(f"exporter on {stack.exporter_url}")
+            display.event(f"exporter on {stack.exporter_url}, its console on {stack.exporter_url}/console/")
+            display.event(f"to sign in: the token in {stack.tokens['operate']}")
             if not stack.fast_path:
                 display.event(f"Prometheus on {stack.prometheus_url}, Alertmanager on {stack.alertmanager_url}")
             supervisor.start()
@@ -84,11 +91,14 @@ def run(options: Options, console: Console) -> int:
                 display,
                 observation,
             )
-            _follow(options, observer, supervisor, stack, interrupts)
+            over = _follow(options, observer, supervisor, stack, interrupts)
+            if over and options.hold:
+                display.event("the scenario is over, and everything goes on: Ctrl-C ends it", "bold")
+                _hold(observer, stack, interrupts)
         except StartError as error:
             observation.problem = str(error)
         finally:
-            observation.interrupted = interrupts.happened
+            observation.interrupted = interrupts.happened and not over
             if supervisor.running():
                 display.event("stopping the trainer")
             # It stops the trainer first; killing it would leave a run for the next supervisor to take over.
@@ -96,7 +106,7 @@ def run(options: Options, console: Console) -> int:
             stack.stop()
     result = conclude(scenario, observation)
     _report(result, out, console)
-    if interrupts.happened:
+    if observation.interrupted:
         return 130
     return 0 if result.ok else 1
 
@@ -121,12 +131,14 @@ class Interrupts:
         self.happened = True
 
 
-def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stack, interrupts: Interrupts) -> None:
-    """Poll until the scenario is over, one way or the other."""
+def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stack, interrupts: Interrupts) -> bool:
+    """Poll until the scenario is over, one way or the other; False after a Ctrl-C."""
     observation = observer.observation
     deadline = time.monotonic() + options.limit_seconds
     steps_at_success: int | None = None
+    asked, looked = False, time.monotonic()
     while not interrupts.happened:
+        passed, looked = time.monotonic() - looked, time.monotonic()
         ended = not supervisor.running()
         observer.poll()
         if ended:
@@ -136,23 +148,36 @@ def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stac
                     f"the supervisor ended with code {supervisor.exit_code()} before the run had recovered; "
                     f"its output: {supervisor.log}"
                 )
-            return
+            return True
         broken = stack.dead()
         if broken:
             observation.problem = broken
-            return
+            return True
         if _succeeded(observer):
             steps_at_success = observation.last_step if steps_at_success is None else steps_at_success
             if observation.last_step >= steps_at_success + HEALTHY_STEPS_SHOWN:
-                return
+                return True
         recovery = observer.recovery()
-        if recovery is not None and recovery["stage"] in ("failed", "refused"):
-            return
+        if recovery is not None and recovery["stage"] in ("failed", "refused", "aborted"):
+            return True
         if _found_or_not(options.scenario, observation):
-            return
+            return True
+        if recovery is not None and recovery["stage"] == "awaiting_approval":
+            deadline += passed
+            if not asked:
+                observer.say(f"waiting for your approval: {stack.exporter_url}/console/recovery?id={recovery['id']}")
+                asked = True
         if time.monotonic() > deadline:
             observation.problem = f"not over after {options.limit_seconds:.0f} s; logs are in {options.out / 'logs'}"
-            return
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _hold(observer: Observer, stack: Stack, interrupts: Interrupts) -> None:
+    """Go on showing what happens, until Ctrl-C or until a program ends by itself."""
+    while not interrupts.happened and not stack.dead():
+        observer.poll()
         time.sleep(POLL_SECONDS)
 
 

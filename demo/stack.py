@@ -6,13 +6,14 @@ token file are filled in.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -39,11 +40,13 @@ class Stack:
     Args:
         out: folder for configuration, data and logs.
         observe: only watch. No alerts, no recovery, and the journal keeps every entry.
+        mode: whether a recovery waits for a person; not looked at where it only watches.
     """
 
-    def __init__(self, out: Path, *, observe: bool = False) -> None:
+    def __init__(self, out: Path, *, observe: bool = False, mode: Literal["auto", "approve"] = "auto") -> None:
         self.out = out
         self._observe = observe
+        self._mode = mode
         self.tokens = {scope: out / "tokens" / scope for scope in SCOPES}
         ports = _free_ports(3)
         self.exporter_url = f"http://127.0.0.1:{ports[0]}"
@@ -67,6 +70,7 @@ class Stack:
     def start(self) -> None:
         """Write the configuration and start everything; raises :class:`StartError` with a sentence."""
         self._write_tokens()
+        self._write_addresses()
         exporter = self._exporter()
         programs = [] if self.fast_path else [self._alertmanager(), self._prometheus()]
         for child in (exporter, *programs):
@@ -106,14 +110,22 @@ class Stack:
             path.touch(mode=0o600)
             path.write_text(secrets.token_urlsafe(24) + "\n")
 
+    def _write_addresses(self) -> None:
+        """For programs that look on: ``stack.json``."""
+        addresses = {"exporter": self.exporter_url, "tokens": {scope: str(file) for scope, file in self.tokens.items()}}
+        if not self.fast_path:
+            addresses |= {"prometheus": self.prometheus_url, "alertmanager": self.alertmanager_url}
+        (self.out / "stack.json").write_text(json.dumps(addresses, indent=2) + "\n")
+
     def _exporter(self) -> Child:
         config: dict[str, Any] = {
             "listen": self.exporter_url.removeprefix("http://"),
             "data_dir": str(self.out / "exporter"),
             "tokens": {scope: [{"file": str(path)}] for scope, path in self.tokens.items()},
             "detectors": {name: dict(options) for name, options in DETECTORS.items()},
+            "links": {"console": self.exporter_url},
             "recovery": {
-                "mode": "observe" if self._observe else "auto",
+                "mode": "observe" if self._observe else self._mode,
                 "trigger": "direct" if self.fast_path else "alertmanager",
                 "cooldown_seconds": 30,
                 "success_steps": 5,
