@@ -46,6 +46,7 @@ RUN = _add(
 )  # fmt: skip
 ATTEMPT = _add("gauge", "verl_run_attempt", "Number of the newest attempt", "run")
 RUNNING = _add("gauge", "verl_run_running", "1 while an attempt has started and not ended", "run")
+RUN_STATE = _add("gauge", "verl_run_state", "1 for the state in which the run is", "run", "state")
 LAST_PUSH = _add(
     "gauge",
     "verl_last_push_timestamp_seconds",
@@ -69,6 +70,8 @@ STEPS_LATE = _add(
     "Parts of steps that came after a newer step or attempt: judged by no detector",
     "run",
 )
+STEPS_PLANNED = _add("gauge", "verl_training_steps_planned", "Steps that the run's configuration asks for", "run")
+ETA = _add("gauge", "verl_run_eta_seconds", "Seconds to the last step that is planned, at the recent pace", "run")
 STEP_DURATION = _add("histogram", "verl_training_step_duration_seconds", "Duration of a training step", "run")
 
 # "rollout" in a name: the rollout engine against the trainer.
@@ -165,11 +168,32 @@ GPU_READINGS: Final[Mapping[str, Family]] = {
 }
 """Field of a reading to its metric."""
 GPU_LOST = _add("gauge", "verl_gpu_lost", "1 when the driver says that the GPU is off the bus or needs a reset", *_GPU)
+GPU_XIDS: Final[Mapping[str, Family]] = {
+    "xid_errors": _add(
+        "counter", "verl_gpu_xid_errors", "Critical Xid events of the GPU since its sampler began", *_GPU
+    ),
+    "last_xid": _add("gauge", "verl_gpu_last_xid", "Code of the GPU's newest critical Xid event, 0 for none", *_GPU),
+}
+"""Field of a reading to its metric; neither where the driver or the GPU does not report such events."""
 
 CHECKPOINT_SAVED = _add("gauge", "verl_checkpoint_last_saved_step", "Step of the newest checkpoint", "run")
 CHECKPOINT_VERIFIED = _add(
     "gauge", "verl_checkpoint_last_verified_step", "Step of the newest checkpoint with a manifest", "run"
 )
+CHECKPOINT_SAVED_AT = _add(
+    "gauge",
+    "verl_checkpoint_last_saved_timestamp_seconds",
+    "When the newest checkpoint was reported, Unix seconds by the exporter's clock",
+    "run",
+)
+CHECKPOINT_VERIFIED_AT = _add(
+    "gauge",
+    "verl_checkpoint_last_verified_timestamp_seconds",
+    "When the newest checkpoint with a manifest was reported, Unix seconds by the exporter's clock",
+    "run",
+)
+CHECKPOINT_SIZE = _add("gauge", "verl_checkpoint_size_bytes", "Size of the newest checkpoint on disk", "run")
+CHECKPOINT_SAVE = _add("gauge", "verl_checkpoint_save_seconds", "How long saving the newest checkpoint took", "run")
 HOOKS_IN_PLACE = _add("gauge", "verl_hooks_in_place", "Hooks of the plugin that are in place", "run")
 HOOKS_EXPECTED = _add("gauge", "verl_hooks_expected", "Hooks that the plugin would like to have in place", "run")
 
@@ -212,6 +236,17 @@ RECOVERY_FAILED = _add(
 RECOVERY_AWAITING = _add("gauge", "verl_recovery_awaiting_approval", "1 while a plan waits for approval", "run")
 RECOVERY_IN_PROGRESS = _add("gauge", "verl_recovery_in_progress", "1 while a recovery is carried out", "run")
 RECOVERIES = _add("counter", "verl_recoveries", "Recoveries that ended, by outcome", "run", "outcome")
+RECOVERY_STAGE = _add(
+    "gauge",
+    "verl_recovery_stage_seconds",
+    "Duration of the stages of the run's newest recovery; of the one that lasts, so far",
+    "run",
+    "stage",
+)
+RECOVERY_BUDGET = _add(
+    "gauge", "verl_recovery_budget_remaining", "Recoveries that the policy still allows the run in 24 hours", "run"
+)
+RECOVERY_TARGET = _add("gauge", "verl_recovery_target_step", "Step to which the run's newest recovery goes back", "run")
 
 # The exporter itself
 
@@ -282,6 +317,7 @@ SINK_FAILED = _add(
 SINK_DROPPED = _add(
     "counter", "verl_sentinel_sink_dropped_entries", "Pushes never sent: beyond the sink's bound, or unreadable", "sink"
 )
+AUDIT_ENTRIES = _add("counter", "verl_sentinel_audit_entries", "Entries of the audit log, by kind", "kind")
 SCRAPE_FAULTS = _add(
     "counter", "verl_sentinel_scrape_faults", "Times that a run could not be shown in full by a fault of the exporter"
 )
