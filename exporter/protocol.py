@@ -114,6 +114,10 @@ class GpuReading(_Wire, frozen=True):
     """True when the driver says that the GPU has fallen off the bus or needs a reset."""
     error: str = ""
     """The driver's own words, for a reading that failed as a whole."""
+    xid_errors: int | None = None
+    """Critical Xid events of this GPU since the sampler began; absent where the driver or the GPU does not tell."""
+    last_xid: int | None = None
+    """The code of the newest of them, 0 while there was none."""
 
 
 class RunStarted(_Wire, frozen=True, tag="run_started"):
@@ -194,6 +198,8 @@ class CommandProgress(_Wire, frozen=True, tag="command_progress"):
     detail: str = ""
     target_step: int | None = None
     target_path: str = ""
+    running: bool | None = None
+    """Whether the run's trainer runs at this moment; absent from a supervisor that does not say it."""
 
 
 Event = (
@@ -239,12 +245,33 @@ class Command(_Wire, frozen=True):
     issued_at: float = 0.0
 
 
+class Abort(_Wire, frozen=True):
+    """A person has called a command off: nothing further is to be done for it, and what was done stays done.
+
+    Sent again until the supervisor has reported the end of that command, also to one that never had it: then it must
+    not carry it out should it still come. A supervisor that does not know aborts ignores it and goes on.
+    """
+
+    id: str
+    """Of the command."""
+    run_id: str
+    attempt: int
+    action: Literal["rollback", "stop"]
+    reason: str = ""
+    """A sentence that says who."""
+
+
+Asked = Command | Abort
+"""What an answer may ask of a supervisor."""
+
+
 class PushAnswer(_Wire, frozen=True):
     """Answer to an accepted push. A duplicate is accepted and changes nothing."""
 
     accepted_seq: int
     duplicate: bool = False
     command: Command | None = None
+    abort: Abort | None = None
 
 
 class ErrorAnswer(_Wire, frozen=True):

@@ -20,6 +20,9 @@ from exporter.detectors.base import LiveView, Severity, Verdict
 from exporter.detectors.options import at_least, more_than
 
 WARNING_SHARE = 0.5
+LIMIT_SECONDS = 120.0
+START_SECONDS = 900.0
+"""The limit before the first sign of life of an attempt."""
 
 
 class SilentRun:
@@ -42,7 +45,11 @@ class SilentRun:
     name = "silent_run"
 
     def __init__(
-        self, *, limit_seconds: float = 120.0, start_seconds: float = 900.0, blind_seconds: float = 30.0
+        self,
+        *,
+        limit_seconds: float = LIMIT_SECONDS,
+        start_seconds: float = START_SECONDS,
+        blind_seconds: float = 30.0,
     ) -> None:
         more_than(self.name, "limit_seconds", limit_seconds, 0.0)
         at_least(self.name, "start_seconds", start_seconds, limit_seconds)

@@ -17,7 +17,7 @@ from exporter.protocol import AttemptExited, AttemptStarted, Command, CommandPro
 from exporter.recovery import progress as stages
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
 from exporter.recovery.judging import AlertJudge
-from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough, made_anew
+from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough, made_anew, spent_times
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
 from exporter.recovery.store import RecoveryStore
@@ -167,6 +167,16 @@ class RecoveryEngine:
         with self._lock:
             return self._store.audit(limit)
 
+    def audit_counts(self) -> dict[str, int]:
+        """Lines of the audit log by kind, for ``/metrics``. Raises ``sqlite3.Error``."""
+        with self._lock:
+            return self._store.audit_counts()
+
+    def spent_times(self, run_id: str) -> tuple[float, ...]:
+        """When the run's recoveries were taken from its budget. Raises ``sqlite3.Error``."""
+        with self._lock:
+            return spent_times(self._store.history(run_id), self._policy)
+
     def note_forgotten(self, run_id: str, who: str, now: float) -> None:
         """Somebody removed a run and all that was pushed for it; what was decided about it stays."""
         summary = f"{who} removed the run with all that was pushed for it."
@@ -205,6 +215,7 @@ class RecoveryEngine:
             awaiting_approval=active is not None and active.stage == "awaiting_approval",
             in_progress=active is not None and active.stage != "awaiting_approval",
             outcomes=outcomes,
+            failed_attempt=result.newest_attempt if result is not None and result.needs_a_person else 0,
         )
 
     def _operate(

@@ -30,6 +30,9 @@ class Checkpoint:
     """Unix seconds of the exporter's clock at arrival; of two reports of one step the later counts."""
     reason: str = ""
     """Why it is not verified."""
+    bytes: int = 0
+    """On disk, and how long saving took; 0 where the trainer does not tell."""
+    save_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

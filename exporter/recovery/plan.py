@@ -157,16 +157,35 @@ def make_plan(
 
 def _held_back(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) -> Refusal | None:
     """Cooldown, then budget."""
-    relevant = [r for r in history if counts(r, policy)]
-    for recovery in relevant:
+    for recovery in history:
+        if not counts(recovery, policy):
+            continue
         # An end that lies further ahead than the cooldown is long was written before the clock was set back.
         if recovery.times.finished is not None and abs(now - recovery.times.finished) < policy.cooldown_seconds:
             left = recovery.times.finished + policy.cooldown_seconds - now
             return Refusal("cooldown", f"recovery {recovery.id} has ended, and {left:.0f} s of the cooldown are left")
-    spent = [at for r in relevant if (at := spent_at(r)) is not None and now - at < DAY_SECONDS]
-    if len(spent) >= policy.budget_per_day:
-        return Refusal("budget", f"{len(spent)} recoveries in 24 hours use up the budget of {policy.budget_per_day}")
+    spent = _spent_in_a_day(spent_times(history, policy), now)
+    if spent >= policy.budget_per_day:
+        return Refusal("budget", f"{spent} recoveries in 24 hours use up the budget of {policy.budget_per_day}")
     return None
+
+
+def spent_times(history: Sequence[Recovery], policy: RecoveryPolicy) -> tuple[float, ...]:
+    """When each recovery of a run was taken from its budget."""
+    return tuple(at for recovery in history if counts(recovery, policy) and (at := spent_at(recovery)) is not None)
+
+
+def budget_left(spent: Sequence[float], policy: RecoveryPolicy, now: float) -> int:
+    """Recoveries that the budget still allows; ``spent``: of :func:`spent_times`.
+
+    >>> budget_left((1000.0, 90_000.0), RecoveryPolicy(budget_per_day=3), now=100_000.0)
+    2
+    """
+    return max(0, policy.budget_per_day - _spent_in_a_day(spent, now))
+
+
+def _spent_in_a_day(spent: Sequence[float], now: float) -> int:
+    return sum(now - at < DAY_SECONDS for at in spent)
 
 
 def counts(recovery: Recovery, policy: RecoveryPolicy) -> bool:

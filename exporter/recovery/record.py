@@ -121,6 +121,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stage == "failed" or self.refused_by_policy) and not self.acknowledged_by
 
     @property
+    def newest_attempt(self) -> int:
+        """The newest attempt that belongs to it."""
+        return max(self.attempt, self.new_attempt or 0)
+
+    @property
     def resumed_from(self) -> int | None:
         """The restored step: what the supervisor reported, else what was planned."""
         return self.target_step if self.target_step is not None else self.planned_target_step
@@ -162,6 +167,8 @@ class RunState:
     awaiting_approval: bool = False
     in_progress: bool = False
     """Active and past approval."""
+    failed_attempt: int = 0
+    """Newest attempt that belongs to the recovery that failed; 0 where none did."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """Number of ended recoveries by stage, for ``verl_recoveries_total{run,outcome}``."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ class RecoveryStore:
         self._listed: dict[str, frozenset[str]] = {}
         self._listed_at = -1
         self._found_read_only = False
+        self._audit_counts: Counter[str] = Counter()
+        self._counted_upto = 0  # id of the newest line of the audit log that is in them
         try:
             self._opened = _opened(path)
         except sqlite3.OperationalError:
@@ -244,6 +247,16 @@ class RecoveryStore:
             "INSERT INTO audit (at, run_id, recovery_id, kind, summary, data) VALUES (?, ?, ?, ?, ?, ?)",
             (now, run_id, recovery_id, kind, summary, _encode(spell_numbers(data))),
         )
+
+    def audit_counts(self) -> dict[str, int]:
+        """Lines of the audit log by kind. Only those since the last call are counted: none is changed or deleted."""
+        counted = self._db.execute(
+            "SELECT kind, COUNT(*), MAX(id) FROM audit WHERE id > ? GROUP BY kind", (self._counted_upto,)
+        )
+        for kind, count, newest in counted.fetchall():
+            self._audit_counts[kind] += count
+            self._counted_upto = max(self._counted_upto, newest)
+        return dict(self._audit_counts)
 
     def audit(self, limit: int) -> list[AuditEntry]:
         rows = self._db.execute(

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 RECENT_STEPS = 128
 """Steps of a run whose signals are remembered."""
@@ -31,6 +31,16 @@ class RecentStep:
     at: float
     """When its first part arrived: Unix seconds of the exporter's clock."""
     signals: dict[str, float]
+
+
+class NewestStep(NamedTuple):
+    """One logged step, with one of its signals."""
+
+    step: int
+    attempt: int
+    at: float
+    value: float | None
+    """None where the step did not have it, or it was NaN."""
 
 
 class RecentSteps:
@@ -88,6 +98,29 @@ class RecentSteps:
             values = zip(self.names, self.values[row * width : (row + 1) * width], strict=True)
             signals = {name: value for name, value in values if not isnan(value) or _pack(value) != _ABSENT_BITS}
             yield RecentStep(self.steps[row], self.attempts[row], self.times[row], signals)
+
+    def newest(self, most: int, signal: str) -> list[NewestStep]:
+        """The newest steps, at most so many and the newest first, with one of their signals.
+
+        >>> recent = RecentSteps()
+        >>> for step in (1, 2, 3):
+        ...     recent.append(step, 1, 10.0 * step, {"step_time": 9.0} if step > 1 else {})
+        >>> [(row.step, row.at, row.value) for row in recent.newest(2, "step_time")]
+        [(3, 30.0, 9.0), (2, 20.0, 9.0)]
+        """
+        size, width, place = len(self.steps), len(self.names), self.names.get(signal)
+        found = []
+        for number in range(1, min(most, size) + 1):
+            row = (self.oldest - number) % size
+            value = None if place is None else self.values[row * width + place]
+            if value is not None and isnan(value):
+                value = None
+            found.append(NewestStep(self.steps[row], self.attempts[row], self.times[row], value))
+        return found
+
+    def newest_at(self) -> float:
+        """When the newest step arrived; 0 where there is none."""
+        return self.times[self.oldest - 1] if self.times else 0.0
 
     def append(self, step: int, attempt: int, at: float, signals: Mapping[str, float]) -> None:
         """Take the next step; the oldest leaves when there are :data:`RECENT_STEPS`."""

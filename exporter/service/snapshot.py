@@ -11,12 +11,14 @@ import logging
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
+from math import inf
 from typing import Any, get_args, get_origin
 
 import msgspec
 from backports import zstd
 
 from exporter.incidents import BookState, IncidentBook, Rules
+from exporter.service.run_state import StateName, ending
 from exporter.service.sequences import Sequences
 from exporter.service.state import RunState
 from exporter.service.watch import Detectors, WatchedRun
@@ -103,8 +105,23 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     exit_code: int | None = None
     exit_summary: str = ""
+    ending: str = ""
+    """How it ended (:data:`exporter.service.run_state.Ending`); empty while it had not, or where nobody wrote it."""
     unresolved: bool = False
     """An incident waits for a person, or for its recovery."""
+
+    @property
+    def run_state(self) -> StateName:
+        """The state of a run that is not in memory: it ended long ago, or was not heard for a week.
+
+        >>> RunSummary(run_id="a").run_state, RunSummary(run_id="a", ended_at=5.0, exit_code=1).run_state
+        ('silent', 'failed')
+        """
+        if self.ended_at is None:
+            return "silent"
+        if self.ending == "stopped":
+            return "stopped"
+        return "failed" if self.ending == "failed" or (not self.ending and self.exit_code) else "finished"
 
 
 _summary = msgspec.msgpack.Decoder(RunSummary)
@@ -130,6 +147,8 @@ def summarise(run: WatchedRun) -> bytes:
             ended_at=state.ended_at,
             exit_code=state.exit_code,
             exit_summary=state.exit_summary,
+            # Whoever reads this does so long after a supervisor had its time to say how it ended.
+            ending=ending(state, inf) or "",
             unresolved=run.book.unresolved(),
         )
     )

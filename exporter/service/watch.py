@@ -332,6 +332,8 @@ class WatchedRun:
                     verified=event.verified,
                     saved_at=at,
                     reason=cut(event.reason),
+                    bytes=event.bytes,
+                    save_seconds=event.save_seconds,
                 )
             )
         elif isinstance(event, WeightsSynced):

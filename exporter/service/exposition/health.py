@@ -6,7 +6,7 @@ Put on the page by the exposition at every scrape; there are few of them, so not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import ProcessCollector
 
@@ -46,8 +46,9 @@ class Health:
         self.scrapes[stage] = (count + 1, total + seconds)
 
 
-def put_health(page: Page, health: Health, *, runs: int, ready: bool) -> None:
-    """Add every metric of the exporter itself; ``runs`` is how many are shown."""
+def put_health(page: Page, health: Health, audit: Mapping[str, int], *, runs: int, ready: bool) -> None:
+    """Add every metric of the exporter itself; ``audit`` has the lines of the audit log by kind, ``runs`` is how many
+    are shown."""
     core, ingest = health.core, health.ingest
     page.put(f.BUILD, 1, health.version)
     page.put(f.READY, int(ready and not core.reasons_not_ready()))
@@ -71,6 +72,8 @@ def put_health(page: Page, health: Health, *, runs: int, ready: bool) -> None:
     _archive(page, health.archive())
     for sink in health.sinks():
         _sink(page, sink)
+    for kind, count in audit.items():
+        page.put(f.AUDIT_ENTRIES, count, kind)
     page.put(f.SCRAPE_FAULTS, health.scrape_faults)
     for stage, (count, seconds) in health.scrapes.items():
         page.summary(f.SCRAPE_DURATION, count, seconds, stage)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from exporter.recovery.record import RunState as RecoveryState
 from exporter.service.archivist import ArchivistHealth
 from exporter.service.core import Core
 from exporter.service.exposition.health import Health, put_health
@@ -22,6 +20,7 @@ from exporter.service.exposition.ingest import Ingest
 from exporter.service.exposition.negotiation import takes_gzip, wants_openmetrics
 from exporter.service.exposition.series import RunSeries
 from exporter.service.exposition.text import CLASSIC, OPENMETRICS, Page
+from exporter.service.recoveries import Recoveries
 from exporter.service.sinks.contract import SinkHealth
 from exporter.service.watch import WatchedRun
 
@@ -88,7 +87,7 @@ class Exposition:
         self._slice_seconds = slice_seconds
         self._health = Health(core, ingest, version, sinks, archive)
         self._series: dict[str, RunSeries] = {}
-        self._recoveries = _Recoveries(core)
+        self._recoveries = Recoveries(core)
 
     def render(self, accept: str = "", accept_encoding: str = "") -> Rendered:
         """The page for a scraper with these headers, at once."""
@@ -142,7 +141,7 @@ class Exposition:
                 if number % RUNS_SETTLED == 0:
                     page.settle()
         self._series = shown
-        put_health(page, self._health, runs=len(shown), ready=self._ready())
+        put_health(page, self._health, self._recoveries.audit_counts, runs=len(shown), ready=self._ready())
 
     def _of(self, run: WatchedRun) -> RunSeries:
         known = self._series.get(run.state.run_id)
@@ -156,42 +155,6 @@ class Exposition:
             if not self._health.scrape_faults:
                 log.exception("The series of run %s could not be shown in full", series.run.state.run_id)
             self._health.scrape_faults += 1
-
-
-class _Recoveries:
-    """What the recovery engine says of each run, asked again only after its store has changed."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._changes = -1
-        self._with: frozenset[str] | None = frozenset()
-        """Runs that have had a recovery; None where the store cannot be read."""
-        self._known: dict[str, RecoveryState | None] = {}
-
-    def refresh(self) -> None:
-        changes = self._core.engine.changes
-        if changes == self._changes and self._with is not None:
-            return
-        self._known = {}
-        try:
-            self._with = self._core.engine.runs_with_recoveries()
-        except sqlite3.Error:
-            self._with = None
-        self._changes = changes
-
-    def of(self, run_id: str) -> RecoveryState | None:
-        """None where the store cannot be read."""
-        if self._with is not None and run_id not in self._with:
-            return _NO_RECOVERY
-        if run_id not in self._known:
-            found = self._core.link.state_of(run_id)
-            if found is None:
-                return None
-            self._known[run_id] = found
-        return self._known[run_id]
-
-
-_NO_RECOVERY = RecoveryState()
 
 
 def _rendered(body: bytes, openmetrics: bool, encoding: str) -> Rendered:

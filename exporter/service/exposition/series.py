@@ -14,11 +14,14 @@ from operator import attrgetter
 from exporter.detectors.base import Expectation, Verdict
 from exporter.incidents import Incident
 from exporter.protocol import GpuReading
-from exporter.recovery.record import ACTIVE
-from exporter.recovery.record import RunState as RecoveryState
+from exporter.recovery.facts import Checkpoint
 from exporter.service.exposition import families as f
 from exporter.service.exposition.families import Family
+from exporter.service.exposition.recovery_series import put_recovery
 from exporter.service.exposition.text import Page, histogram, label_set, number, numbers, summary
+from exporter.service.pace import seconds_a_step, seconds_to_end
+from exporter.service.recoveries import RecoveryView
+from exporter.service.run_state import is_silent, run_state
 from exporter.service.state import DURATION_BUCKETS
 from exporter.service.watch import WatchedRun
 
@@ -28,8 +31,8 @@ STALE_READING_SECONDS = 120.0
 _OUTCOMES = ("succeeded", "failed", "cancelled")
 _BAND = (f.EXPECTED, f.LOWER, f.UPPER)
 _SIGNALS = {signal: (family.order, family.sample) for signal, family in f.SIGNALS.items()}
-_GPU = tuple((family.order, family.sample) for family in (*f.GPU_READINGS.values(), f.GPU_LOST))
-_GPU_VALUES = attrgetter(*f.GPU_READINGS)
+_GPU = tuple((family.order, family.sample) for family in (*f.GPU_READINGS.values(), *f.GPU_XIDS.values(), f.GPU_LOST))
+_GPU_VALUES = attrgetter(*f.GPU_READINGS, *f.GPU_XIDS)
 _SPARE_LABEL_SETS = 64
 
 
@@ -49,17 +52,20 @@ class RunSeries:
         # Lines that are kept, each beside that of which they were made.
         self._durations: tuple[list[int], float, str] = ([], 0.0, "")
         self._expected: tuple[object, tuple[str, ...]] = (None, ())
+        self._checkpoints: tuple[Checkpoint | None, Checkpoint | None, list[tuple[int, str]]] = (None, None, [])
+        self._pace: tuple[object, float | None] = (None, None)
         self._phase_lines: dict[str, tuple[int, str]] = {}
         self._gpu_lines: dict[tuple[str, int], tuple[GpuReading, list[tuple[int, str]]]] = {}
         expecting = (getattr(detector, "expected", None) for detector in run.detectors.step)
         self._expecting: list[Callable[[], Mapping[str, Expectation]]] = [ask for ask in expecting if ask is not None]
 
-    def render(self, page: Page, recovery: RecoveryState | None, now: float) -> None:
+    def render(self, page: Page, recovery: RecoveryView | None, now: float) -> None:
         """Add every series of the run to the page."""
         self._lines = page.lines
         self._used = 0
-        self._about()
+        self._about(recovery, now)
         self._steps()
+        self._plan(now)
         self._expectations()
         self._phases(now)
         self._time()
@@ -68,7 +74,7 @@ class RunSeries:
         self._checkpoints_and_hooks()
         self._incidents()
         if recovery is not None:
-            self._recovery(recovery)
+            put_recovery(self.put, recovery, now)
         used = self._used + len(self._gpu_lines) + len(self._phase_lines)
         if len(self._label_sets) > 2 * used + _SPARE_LABEL_SETS:
             # GPUs, phases and incidents come and go; what is left of them must not grow with the time.
@@ -77,6 +83,13 @@ class RunSeries:
     def _put(self, family: Family, value: float) -> None:
         """A series that has the label ``run`` only."""
         self._lines[family.order].append(f"{family.sample}{self._of_run}{number(value)}\n")
+
+    def put(self, family: Family, value: float, *values: str) -> None:
+        """A series; ``values`` of its labels besides ``run``."""
+        if values:
+            self._put_labelled(family, value, *values)
+        else:
+            self._put(family, value)
 
     def _put_labelled(self, family: Family, value: float, *values: str) -> None:
         """A series with labels besides ``run``; ``values`` are theirs."""
@@ -90,13 +103,14 @@ class RunSeries:
             self._label_sets[family.labels, values] = known
         return known
 
-    def _about(self) -> None:
+    def _about(self, recovery: RecoveryView | None, now: float) -> None:
         state = self.run.state
         who = state.identity
         about = (who.project, who.experiment, str(state.attempt), who.verl_version, who.trainer, who.cohort)
         self._put_labelled(f.RUN, 1, *about)
         self._put(f.ATTEMPT, state.attempt)
         self._put(f.RUNNING, int(state.running))
+        self._put_labelled(f.RUN_STATE, 1, run_state(self.run, recovery.state if recovery is not None else None, now))
         self._put(f.LAST_PUSH, state.last_push or state.first_seen)
         if state.supervisor_heard is not None:
             self._put(f.SUPERVISOR_LAST_PUSH, state.supervisor_heard)
@@ -124,6 +138,20 @@ class RunSeries:
             self._durations = (list(counts), total, text)
         if text:
             lines[f.STEP_DURATION.order].append(text)
+
+    def _plan(self, now: float) -> None:
+        """How many steps there will be, and when they are done."""
+        state = self.run.state
+        planned = state.setup.total_steps
+        if planned is None:
+            return
+        self._put(f.STEPS_PLANNED, planned)
+        seen = (state.attempt, state.current, state.steps_total)
+        if seen != self._pace[0]:
+            self._pace = (seen, seconds_a_step(state.recent, state.attempt))
+        left = None if is_silent(self.run, now) else seconds_to_end(state, self._pace[1], now)
+        if left is not None:
+            self._put(f.ETA, left)
 
     def _expectations(self) -> None:
         """Detectors are asked once a step: what they expect changes with what they see."""
@@ -200,14 +228,24 @@ class RunSeries:
     def _checkpoints_and_hooks(self) -> None:
         state = self.run.state
         saved, verified = state.last_saved(), state.last_verified()
-        if saved is not None:
-            self._put(f.CHECKPOINT_SAVED, saved.step)
-        if verified is not None:
-            self._put(f.CHECKPOINT_VERIFIED, verified.step)
+        if saved is not self._checkpoints[0] or verified is not self._checkpoints[1]:
+            self._checkpoints = (saved, verified, self._of_checkpoints(saved, verified))
+        for order, line in self._checkpoints[2]:
+            self._lines[order].append(line)
         in_place, missing = state.hooks()
         if in_place or missing:
             self._put(f.HOOKS_IN_PLACE, len(in_place))
             self._put(f.HOOKS_EXPECTED, len(in_place) + len(missing))
+
+    def _of_checkpoints(self, saved: Checkpoint | None, verified: Checkpoint | None) -> list[tuple[int, str]]:
+        values: list[tuple[Family, float]] = []
+        if saved is not None:
+            values += [(f.CHECKPOINT_SAVED, saved.step), (f.CHECKPOINT_SAVED_AT, saved.saved_at)]
+            values += [(f.CHECKPOINT_SIZE, saved.bytes)] if saved.bytes else []
+            values += [(f.CHECKPOINT_SAVE, saved.save_seconds)] if saved.save_seconds else []
+        if verified is not None:
+            values += [(f.CHECKPOINT_VERIFIED, verified.step), (f.CHECKPOINT_VERIFIED_AT, verified.saved_at)]
+        return [(family.order, f"{family.sample}{self._of_run}{number(value)}\n") for family, value in values]
 
     def _incidents(self) -> None:
         run = self.run
@@ -247,11 +285,3 @@ class RunSeries:
             if one.forecast is not None and one.forecast.seconds is not None:
                 found[one.signal] = min(one.forecast.seconds, found.get(one.signal, math.inf))
         return found
-
-    def _recovery(self, recovery: RecoveryState) -> None:
-        self._put(f.RECOVERY_FAILED, int(recovery.failed))
-        self._put(f.RECOVERY_AWAITING, int(recovery.awaiting_approval))
-        self._put(f.RECOVERY_IN_PROGRESS, int(recovery.in_progress))
-        for outcome, count in recovery.outcomes.items():
-            if outcome not in ACTIVE:
-                self._put_labelled(f.RECOVERIES, count, outcome)
