@@ -63,6 +63,12 @@ SUPERVISOR_LAST_PUSH = _add(
 # Steps
 
 STEP = _add("gauge", "verl_training_step", "Newest step logged by this attempt", "run")
+STEP_AT = _add(
+    "gauge",
+    "verl_last_step_timestamp_seconds",
+    "When the newest step arrived, Unix seconds by the exporter's clock",
+    "run",
+)
 STEPS = _add("counter", "verl_training_steps", "Training steps logged, over all attempts", "run")
 STEPS_LATE = _add(
     "counter",
