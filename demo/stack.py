@@ -19,6 +19,7 @@ import yaml
 
 from demo.client import answers, watches
 from demo.processes import Child, StartError, free_port
+from exporter.links import DEFAULT_CONSOLE
 
 RULES = Path(__file__).resolve().parents[1] / "rules"
 SCRAPE_SECONDS = 1
@@ -169,9 +170,10 @@ class Stack:
 
     def _alertmanager(self) -> Child:
         config = yaml.safe_load((RULES / "alertmanager.yml").read_text())
+        config["templates"] = [str(RULES / pattern) for pattern in config["templates"]]
         for receiver in config["receivers"]:
             for hook in receiver.get("webhook_configs", []):
-                hook["url"] = f"{self.exporter_url}/api/v1/alerts"
+                hook["url"] = hook["url"].replace(DEFAULT_CONSOLE, self.exporter_url)
                 hook["http_config"] = {
                     "authorization": {"type": "Bearer", "credentials_file": str(self.tokens["alert"])}
                 }
