@@ -122,6 +122,8 @@ class RunSeries:
             self._put(f.STEPS_LATE, state.late_steps)
         if state.current is not None:
             self._put(f.STEP, state.current)
+        if len(state.recent):
+            self._put(f.STEP_AT, state.recent.newest_at())
         lines, places, values = self._lines, [], []
         for signal, value in state.signals.items():
             place = _SIGNALS.get(signal)
