@@ -152,7 +152,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "recovery", "Decide on a recovery", "operate", Recovery, (*_WRITE, 404, 409),
         (
             _path("recovery_id", "Its id."),
-            _path("decision", "What is decided.", "approve", "refuse", "acknowledge"),
+            _path("decision", "What is decided.", "approve", "refuse", "abort", "acknowledge"),
         ),
         body="Person",
     ),

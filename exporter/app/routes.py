@@ -120,16 +120,17 @@ def routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HTTPRoute
 
     @post("/api/v1/recoveries/{recovery_id:str}/{decision:str}", status_code=200)
     async def decide(request: AnyRequest, recovery_id: str, decision: str) -> Response[bytes]:
-        """`decision` is approve, refuse or acknowledge; the body says who decides (scope operate)."""
+        """`decision` is approve, refuse, abort or acknowledge; the body says who decides (scope operate)."""
         body = await operator_body(request)
         who = person(decoded(lambda: msgspec.json.decode(body, type=Person)).who)
         decisions = {
             "approve": core.engine.approve,
             "refuse": core.engine.refuse,
+            "abort": core.engine.abort,
             "acknowledge": core.engine.acknowledge,
         }
         if decision not in decisions:
-            message = f"{decision} is no decision: approve, refuse or acknowledge is."
+            message = f"{decision} is no decision: approve, refuse, abort or acknowledge is."
             raise Refused("not_found", message, status=404)
         try:
             decided: Recovery = decisions[decision](recovery_id, who, clock())

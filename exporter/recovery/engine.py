@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from exporter.protocol import AttemptExited, AttemptStarted, Command, CommandProgress
+from exporter.protocol import Abort, AttemptExited, AttemptStarted, Command, CommandProgress
+from exporter.recovery import aborting
 from exporter.recovery import progress as stages
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
 from exporter.recovery.judging import AlertJudge
@@ -67,20 +68,25 @@ class RecoveryEngine:
     def on_progress(self, run_id: str, progress: CommandProgress, now: float) -> None:
         """The supervisor says how far it is with a command."""
         with self._lock, self._store.transaction():
-            recovery = self._store.active(run_id)
-            if recovery is not None and recovery.id == progress.command_id:
+            recovery = self._store.get(progress.command_id)
+            if recovery is None or recovery.run_id != run_id:
+                return
+            if recovery.active:
                 self._move(recovery, stages.after_command(recovery, progress, now), now)
+            elif recovery.stage == "aborted":
+                self._move(recovery, aborting.after_command(recovery, progress, now), now)
 
     def on_attempt(self, run_id: str, event: AttemptStarted | AttemptExited, attempt: int, now: float) -> None:
         """The supervisor says that attempt ``attempt`` (of the batch's run) started or exited."""
         with self._lock, self._store.transaction():
-            recovery = self._store.active(run_id)
-            if recovery is None:
+            recovery = self._store.active(run_id) or self._store.last(run_id)
+            if recovery is None or not (recovery.active or recovery.stage == "aborted"):
                 return
+            rules = stages if recovery.active else aborting
             if isinstance(event, AttemptStarted):
-                self._move(recovery, stages.after_start(recovery, event, attempt, now), now)
+                self._move(recovery, rules.after_start(recovery, event, attempt, now), now)
             else:
-                self._move(recovery, stages.after_exit(recovery, event, attempt, now), now)
+                self._move(recovery, rules.after_exit(recovery, event, attempt, now), now)
 
     def on_step(self, run_id: str, attempt: int, step: int, healthy: bool, now: float) -> None:
         """A finished step; ``healthy`` when no step detector's verdict of it is critical. Cheap without a recovery."""
@@ -106,6 +112,11 @@ class RecoveryEngine:
                     self._move(recovery, stages.at_times(recovery, command_delivered=now), now)
             return recovery.command()
 
+    def pending_abort(self, run_id: str) -> Abort | None:
+        """What the supervisor is to give up; handed out until it has reported the end of that command."""
+        with self._lock:
+            return next((aborting.abort_of(recovery) for recovery in self._store.unanswered_aborts(run_id)), None)
+
     def approve(self, recovery_id: str, who: str, now: float) -> Recovery:
         """Raises ``KeyError`` for an unknown id, ``WrongStage`` (a sentence) if it does not wait for approval."""
 
@@ -118,16 +129,33 @@ class RecoveryEngine:
     def refuse(self, recovery_id: str, who: str, now: float) -> Recovery:
         """As :meth:`approve`; nothing is commanded, and the incidents behind it trigger no other recovery."""
 
-        def change(recovery: Recovery) -> Recovery:
-            return stages.ended(recovery, "refused", f"{who} refused it.", now, resolved_by=who)
+        return self._operate(recovery_id, now, ("awaiting_approval",), lambda it: _refused(it, who, now))
 
-        return self._operate(recovery_id, now, ("awaiting_approval",), change)
+    def abort(self, recovery_id: str, who: str, now: float) -> Recovery:
+        """Call a recovery off that is under way: nothing further is done for it. Same errors.
+
+        One that waits for approval is refused. Of one that was handed to the supervisor the trainer is left as it is:
+        running, or stopped until a person starts it. Asked again, the answer is the same.
+        """
+        with self._lock:
+            known = self._store.get(recovery_id)
+            if known is not None and (known.stage == "aborted" or (known.stage == "refused" and known.resolved_by)):
+                return known
+            if known is not None and known.stage in ("planned", "awaiting_approval"):
+                return self._operate(recovery_id, now, (known.stage,), lambda recovery: _refused(recovery, who, now))
+            allowed = (*COMMANDED, "verifying")
+            return self._operate(recovery_id, now, allowed, lambda recovery: aborting.aborted(recovery, who, now))
 
     def acknowledge(self, recovery_id: str, who: str, now: float) -> Recovery:
-        """A person has seen that it failed: ``verl_recovery_failed`` goes back to 0. Same errors."""
-        return self._operate(
-            recovery_id, now, ("failed", "refused"), lambda recovery: replace(recovery, acknowledged_by=who)
-        )
+        """A person has seen that it failed: ``verl_recovery_failed`` goes back to 0. Same errors.
+
+        Of one that was aborted: its attempts are given back, and what is found on them may trigger again.
+        """
+
+        def change(recovery: Recovery) -> Recovery:
+            return replace(recovery, acknowledged_by=who)
+
+        return self._operate(recovery_id, now, ("failed", "refused", "aborted"), change)
 
     def tick(self, facts_by_run: Mapping[str, RunFacts], now: float) -> None:
         """Once a second: deadlines, alerts that wait for agreement or cooldown, plans whose incidents are gone.
@@ -145,6 +173,8 @@ class RecoveryEngine:
                 late = stages.overdue(recovery, self._policy.deadlines, self._watching_since, now)
                 if late is not None:
                     self._move(recovery, stages.ended(recovery, "failed", late, now), now)
+            for recovery in self._store.unanswered_aborts():
+                self._move(recovery, aborting.overdue(recovery, self._policy.deadlines, self._watching_since, now), now)
             under_way = {recovery.run_id for recovery in self._store.all_active()}
             for facts in facts_by_run.values():
                 if facts.run_id in under_way:
@@ -285,10 +315,14 @@ class RecoveryEngine:
 
 def _summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     """The sentence of the audit line; the numbers are in its data."""
-    if new.stage == old.stage:
+    if new.stage == old.stage and "outcome" not in changed:
         names = sorted({*changed, *changed.get("times", ())} - {"times"})
         return f"Still {new.stage.replace('_', ' ')}; new: {', '.join(names)}."
     return new.outcome or f"From {old.stage.replace('_', ' ')} to {new.stage.replace('_', ' ')}."
+
+
+def _refused(recovery: Recovery, who: str, now: float) -> Recovery:
+    return stages.ended(recovery, "refused", f"{who} refused it.", now, resolved_by=who)
 
 
 def _own_alert(incident: OpenIncident) -> Alert:

@@ -16,9 +16,9 @@ from exporter.recovery.facts import LIVE_DETECTORS, Checkpoint, OpenIncident, Ru
 from exporter.recovery.policy import DAY_SECONDS, Action, RecoveryPolicy
 from exporter.recovery.record import Recovery, spell_numbers
 
-RefusalKind = Literal["active", "stale", "no_trigger", "answered", "agreement", "cooldown", "budget"]
+RefusalKind = Literal["active", "stale", "no_trigger", "answered", "aborted", "agreement", "cooldown", "budget"]
 
-WAITING: frozenset[RefusalKind] = frozenset({"agreement", "cooldown"})
+WAITING: frozenset[RefusalKind] = frozenset({"aborted", "agreement", "cooldown"})
 """Refusals that hold only for now: the alert is kept and judged again while its incident stays open."""
 
 
@@ -144,6 +144,14 @@ def make_plan(
     for recovery in history:
         if incident.key in recovery.incident_keys and counts(recovery, policy):
             return Refusal("answered", f"recovery {recovery.id} ({recovery.stage}) answered this incident", recovery.id)
+    for recovery in history:
+        if recovery.holds_back and incident.attempt in (recovery.attempt, recovery.new_attempt):
+            return Refusal(
+                "aborted",
+                f"{recovery.aborted_by} aborted recovery {recovery.id}; until that is acknowledged, "
+                f"attempt {incident.attempt} is left to people",
+                recovery.id,
+            )
     evidence = evidence_for(incident, facts, policy)
     if not is_enough(evidence, policy):
         seen = ", ".join(f"{e.detector} on {e.signal}" for e in evidence)
@@ -195,6 +203,8 @@ def counts(recovery: Recovery, policy: RecoveryPolicy) -> bool:
 
 def spent_at(recovery: Recovery) -> float | None:
     """When the recovery took one from the budget, None if it never did (refused, or still waiting for approval)."""
+    if recovery.stage == "aborted" and recovery.times.command_delivered is None:
+        return None  # nothing was done
     return recovery.times.planned if recovery.stage == "observed" else recovery.times.commanded
 
 

@@ -14,7 +14,8 @@ from exporter.protocol import AttemptExited, AttemptStarted, CommandProgress
 from exporter.recovery.policy import Deadlines
 from exporter.recovery.record import COMMANDED, Recovery, Stage
 
-_RANK = {"": 0, "accepted": 1, "stopping": 2, "stopped": 3, "starting": 4, "started": 5, "succeeded": 6, "failed": 7}
+RANK = {"": 0, "accepted": 1, "stopping": 2, "stopped": 3, "starting": 4, "started": 5, "succeeded": 6, "failed": 7}
+"""What the supervisor reports of a command, in its order."""
 
 
 def at_times(recovery: Recovery, **times: float) -> Recovery:
@@ -41,13 +42,13 @@ def ended(recovery: Recovery, stage: Stage, outcome: str, now: float, **changes:
 
 def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> Recovery | None:
     """The supervisor's report on the command. What was reported before, or lies behind it, is None."""
-    if recovery.stage not in (*COMMANDED, "verifying") or _RANK[progress.state] <= _RANK[recovery.progress]:
+    if recovery.stage not in (*COMMANDED, "verifying") or RANK[progress.state] <= RANK[recovery.progress]:
         return None
     recovery = replace(recovery, progress=progress.state)
     if progress.target_step is not None:
         recovery = replace(recovery, target_step=progress.target_step, target_path=progress.target_path)
     recovery = at_times(recovery, command_delivered=now, accepted=now)
-    if recovery.stage == "verifying" and _RANK[progress.state] < _RANK["started"]:
+    if recovery.stage == "verifying" and RANK[progress.state] < RANK["started"]:
         return recovery
     if progress.state == "failed":
         detail = progress.detail or "it gave no reason"
@@ -58,7 +59,7 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
         return to_stage(at_times(recovery, stopping=now), "stopping", now)
     if recovery.action == "stop":
         return (
-            _after_stop(at_times(recovery, stopped=now), now) if _RANK[progress.state] >= _RANK["stopped"] else recovery
+            _after_stop(at_times(recovery, stopped=now), now) if RANK[progress.state] >= RANK["stopped"] else recovery
         )
     if progress.state == "stopped":
         return to_stage(at_times(recovery, stopped=now), "starting", now)

@@ -22,8 +22,11 @@ Stage = Literal[
     "succeeded",
     "failed",
     "refused",
+    "aborted",
     "observed",
 ]
+
+TrainerLeft = Literal["", "running", "stopped"]
 
 ACTIVE: tuple[Stage, ...] = ("planned", "awaiting_approval", "commanded", "stopping", "starting", "verifying")
 """A run has at most one recovery in these stages; the store enforces it with a unique index."""
@@ -51,6 +54,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     succeeded: float | None = None
     finished: float | None = None
     """End of the recovery, however it ended."""
+    abort_answered: float | None = None
+    """The supervisor said what it made of the abort."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +108,16 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     resolved_by: str = ""
     """Who approved or refused it."""
     acknowledged_by: str = ""
-    """Who has taken note of its failure."""
+    """Who has taken note of its failure; of an aborted one, who has given the attempt back to automatic recovery."""
+    aborted_by: str = ""
+    aborted_in: str = ""
+    """The stage in which it was aborted."""
+    abort_answered: bool = False
+    """The supervisor has said what became of the command, or never had it; until then it is told again and again."""
+    abort_overdue: bool = False
+    """It has not said so in time: whether the abort had its effect is not known."""
+    trainer_left: TrainerLeft = ""
+    """Of an aborted one: whether a trainer of the run runs, as far as was reported."""
     times: Timeline = Timeline()
 
     @property
@@ -113,12 +127,26 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_result(self) -> bool:
         """It succeeded, or a person has to be told of it; what was refused or observed says nothing of the run."""
-        return self.stage in ("succeeded", "failed") or self.refused_by_policy
+        return self.stage in ("succeeded", "failed") or self.refused_by_policy or self._abort_left_it_down
 
     @property
     def needs_a_person(self) -> bool:
         """It ended badly and nobody has acknowledged that: ``verl_recovery_failed`` is 1."""
-        return (self.stage == "failed" or self.refused_by_policy) and not self.acknowledged_by
+        badly = self.stage == "failed" or self.refused_by_policy or self._abort_left_it_down
+        return badly and not self.acknowledged_by
+
+    @property
+    def _abort_left_it_down(self) -> bool:
+        """The run is stopped after an abort, or nobody knows: somebody has to be told, and told again."""
+        if self.stage != "aborted" or self.times.command_delivered is None:
+            return False
+        unknown = self.abort_overdue or (self.abort_answered and not self.trainer_left)
+        return self.trainer_left == "stopped" or unknown
+
+    @property
+    def holds_back(self) -> bool:
+        """A person has aborted it and not acknowledged that: its attempts are recovered by nobody else meanwhile."""
+        return self.stage == "aborted" and not self.acknowledged_by
 
     @property
     def newest_attempt(self) -> int:

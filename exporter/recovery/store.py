@@ -34,6 +34,10 @@ CREATE TABLE IF NOT EXISTS recoveries (
 );
 CREATE INDEX IF NOT EXISTS recoveries_of_run ON recoveries (run_id, number);
 CREATE UNIQUE INDEX IF NOT EXISTS one_active_recovery_a_run ON recoveries (run_id) WHERE stage IN ({_ACTIVE_SQL});
+CREATE TABLE IF NOT EXISTS aborts_asked (
+    recovery_id TEXT PRIMARY KEY,
+    run_id TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS alerts_seen (
     fingerprint TEXT NOT NULL,
     starts_at TEXT NOT NULL,
@@ -132,7 +136,9 @@ class RecoveryStore:
         if self._listed_at != self.changes:
             active = self._db.execute(f"SELECT run_id FROM recoveries WHERE stage IN ({_ACTIVE_SQL})").fetchall()
             pending = self._db.execute("SELECT DISTINCT run_id FROM alerts_seen WHERE state = 'pending'").fetchall()
-            self._listed = {"active": frozenset(r for (r,) in active), "pending": frozenset(r for (r,) in pending)}
+            aborts = self._db.execute("SELECT DISTINCT run_id FROM aborts_asked").fetchall()
+            rows = {"active": active, "pending": pending, "aborts": aborts}
+            self._listed = {name: frozenset(run_id for (run_id,) in found) for name, found in rows.items()}
             self._listed_at = self.changes
         return self._listed[what]
 
@@ -164,6 +170,12 @@ class RecoveryStore:
             " record = excluded.record",
             (recovery.id, recovery.run_id, recovery.stage, recovery.has_result, _encode(recovery)),
         )
+        if recovery.stage == "aborted":
+            if recovery.abort_answered:
+                self._db.execute("DELETE FROM aborts_asked WHERE recovery_id = ?", (recovery.id,))
+            else:
+                asked = (recovery.id, recovery.run_id)
+                self._db.execute("INSERT OR IGNORE INTO aborts_asked VALUES (?, ?)", asked)
 
     def get(self, recovery_id: str) -> Recovery | None:
         row = self._db.execute("SELECT record FROM recoveries WHERE id = ?", (recovery_id,)).fetchone()
@@ -179,6 +191,17 @@ class RecoveryStore:
 
     def all_active(self) -> list[Recovery]:
         rows = self._db.execute(f"SELECT record FROM recoveries WHERE stage IN ({_ACTIVE_SQL}) ORDER BY number")
+        return [_recovery.decode(row[0]) for row in rows]
+
+    def unanswered_aborts(self, run_id: str | None = None) -> list[Recovery]:
+        """Aborted recoveries, of one run or of all, whose supervisor has not said what became of the command."""
+        if run_id not in self._runs_of("aborts") if run_id is not None else not self._runs_of("aborts"):
+            return []
+        rows = self._db.execute(
+            "SELECT record FROM recoveries WHERE id IN (SELECT recovery_id FROM aborts_asked)"
+            " AND run_id = COALESCE(?, run_id) ORDER BY number",
+            (run_id,),
+        )
         return [_recovery.decode(row[0]) for row in rows]
 
     def history(self, run_id: str) -> list[Recovery]:

@@ -92,7 +92,7 @@ class Core:
             limits,
             apply=self._apply,
             failed=self._note_write,
-            command=self.link.command,
+            asked=self.link.asked,
             run_of=self.roster.runs.get,
         )
         self._pending: set[tuple[str, str]] = set()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from exporter.protocol import Batch, Command, PushAnswer
+from exporter.protocol import Abort, Batch, Command, PushAnswer
 from exporter.service.admission import Limits, Refused
 from exporter.service.entries import batch_entry
 from exporter.service.recorder import Recorded, Recorder
@@ -37,7 +37,7 @@ class Intake:
         limits: bounds of a run.
         apply: gives an entry that is on disk its effect.
         failed: hears of every write, with why it failed, or an empty text where it did not.
-        command: what a supervisor is asked for, if anything.
+        asked: the command and the abort that a supervisor is to get, if any.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Intake:
         *,
         apply: Callable[[Entry, int, Batch], None],
         failed: Callable[[str], None],
-        command: Callable[[str, float], Command | None],
+        asked: Callable[[str, float], tuple[Command | None, Abort | None]],
         run_of: Callable[[str], WatchedRun | None],
     ) -> None:
         self._recorder = recorder
         self._limits = limits
         self._apply = apply
         self._failed = failed
-        self._command = command
+        self._asked = asked
         self._run_of = run_of
         self.accepted = 0
         self.duplicates = 0
@@ -136,10 +136,10 @@ class Intake:
     def _answer(self, batch: Batch, now: float, *, duplicate: bool) -> PushAnswer:
         run = self._run_of(batch.run.run_id)
         taken = run.seen.get(batch.sender.id) if run is not None else None
-        command = self._command(batch.run.run_id, now) if batch.sender.role == "supervisor" else None
-        return PushAnswer(
-            accepted_seq=max(batch.seq, taken.highest if taken else 0), duplicate=duplicate, command=command
-        )
+        of_supervisor = batch.sender.role == "supervisor"
+        command, abort = self._asked(batch.run.run_id, now) if of_supervisor else (None, None)
+        highest = max(batch.seq, taken.highest if taken else 0)
+        return PushAnswer(accepted_seq=highest, duplicate=duplicate, command=command, abort=abort)
 
 
 def check_room(run: WatchedRun, batch: Batch, now: float, limits: Limits) -> None:

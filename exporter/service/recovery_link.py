@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from exporter.incidents import Change
-from exporter.protocol import Command, CommandProgress
+from exporter.protocol import Abort, Command, CommandProgress
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.record import RunState
 from exporter.service.entries import Mark
@@ -87,13 +87,13 @@ class RecoveryLink:
         else:
             self._engine.on_incident(open_incident(report.after), run.facts(), now)
 
-    def command(self, run_id: str, now: float) -> Command | None:
-        """What the supervisor of the run is asked for, if anything."""
+    def asked(self, run_id: str, now: float) -> tuple[Command | None, Abort | None]:
+        """The command for the supervisor of the run, and what it is to give up, if anything."""
         try:
-            return self._engine.pending_command(run_id, now)
+            return self._engine.pending_command(run_id, now), self._engine.pending_abort(run_id)
         except sqlite3.Error as error:
             self._failed(error)
-            return None
+            return None, None
 
     def tick(self, runs: Mapping[str, WatchedRun], now: float) -> None:
         """Let the engine go on, once a second; of most runs it needs to know nothing."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from exporter.protocol import Command, Event, GpuReading, Role, RolloutCounts, Run
+from exporter.protocol import Asked, Event, GpuReading, Role, RolloutCounts, Run
 from trainer_entry.push.batches import BatchWriter, Item, RawStep, new_sender
 from trainer_entry.push.outbox import DEFAULT_SPOOL_BYTES, Outbox
 from trainer_entry.push.phases import PhaseBoard, RolloutCounter
@@ -67,8 +67,8 @@ class PushClient:
     """One sender. The thread starts at the first thing to send, or at :meth:`start`.
 
     ``heartbeat_seconds`` None sends no heartbeat (a worker that only counts rollouts: those go at most once a second,
-    when they changed). ``on_command`` is called on the push thread with each command that an answer carries; the same
-    command comes again until the exporter knows that it was taken. ``report`` gets sentences for a person.
+    when they changed). ``on_command`` is called on the push thread with each command or abort that an answer carries;
+    the same one comes again until the exporter knows what became of it. ``report`` gets sentences for a person.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PushClient:
         role: Role = "trainer",
         *,
         heartbeat_seconds: float | None = 1.0,
-        on_command: Callable[[Command], None] | None = None,
+        on_command: Callable[[Asked], None] | None = None,
         report: Callable[[str], None] | None = None,
         spool_bytes: int = DEFAULT_SPOOL_BYTES,
         post_seconds: float = POST_SECONDS,
@@ -309,8 +309,10 @@ class PushClient:
             else:
                 self._refused += 1
                 self._warn(f"refused {reply.status}", f"the exporter refused a batch, which is dropped: {reply.detail}")
-            if reply.command is not None and self._on_command is not None:
-                self._obey(reply.command)
+            # The abort first: what is called off is not begun.
+            for asked in (reply.abort, reply.command):
+                if asked is not None and self._on_command is not None:
+                    self._obey(asked)
             return reply
         delay = min(BACKOFF_LAST, BACKOFF_FIRST * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
         self._failures += 1
@@ -324,12 +326,12 @@ class PushClient:
         self._retry_at = self._monotonic() + (delay if reply.retry_after is None else max(reply.retry_after, 0.05))
         return reply
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, asked: Asked) -> None:
         assert self._on_command is not None
         try:
-            self._on_command(command)
+            self._on_command(asked)
         except Exception as error:  # noqa: BLE001 - the receiver's defect must not stop the heartbeat
-            self._warn("command", f"command {command.id} could not be taken ({type(error).__name__}: {error})")
+            self._warn("command", f"command {asked.id} could not be taken ({type(error).__name__}: {error})")
 
     def _finish_flushes(self) -> None:
         for flush in self._flushes:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Command, ErrorAnswer, PushAnswer
+from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Abort, Command, ErrorAnswer, PushAnswer
 from trainer_entry.settings import CA_FILE, TOKEN, TOKEN_FILE
 
 Verdict = Literal["accepted", "refused", "unauthorized", "later", "unreachable"]
@@ -47,6 +47,7 @@ class Reply:
     detail: str = ""
     retry_after: float | None = None
     command: Command | None = None
+    abort: Abort | None = None
 
 
 class Transport:
@@ -135,7 +136,7 @@ def _judge(status: int, content_type: str, retry_after: str | None, body: bytes)
             return Reply(
                 "later", status, f"answered {status} with a body that is no push answer; is this the exporter?"
             )
-        return Reply("accepted", status, command=answer.command)
+        return Reply("accepted", status, command=answer.command, abort=answer.abort)
     told = _decode(body, content_type, ErrorAnswer)
     detail = f"{status}: {told.reason}" + (f" ({told.where})" if told.where else "") if told else f"status {status}"
     if status in (401, 403):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exporter.protocol import Command, CommandProgress
+from exporter.protocol import Abort, Command, CommandProgress
 from trainer_entry.checkpoints import CheckpointError, step_of
-from trainer_entry.supervisor import exitcodes, starting
-from trainer_entry.supervisor.commands import CommandBook, CommandRecord, State
+from trainer_entry.supervisor import aborting, exitcodes, starting
+from trainer_entry.supervisor.commands import CommandBook, CommandRecord, State, accepted
 from trainer_entry.supervisor.control import ControlAnswer, ControlRequest, Conversation
 from trainer_entry.supervisor.lifecycle import Lifecycle
 from trainer_entry.supervisor.options import Options
@@ -59,6 +59,8 @@ class Carrying:
         self._say = say
         self._active: CommandRecord | None = None
         self._script: ScriptRun | None = None
+        self._go_on_at: float | None = None
+        """The command under way was left half done, and the exporter may still say by then that it was called off."""
         self._listeners: dict[str, list[Conversation]] = {}
         self.finished: int | None = None
 
@@ -79,20 +81,13 @@ class Carrying:
             self._report(known)
             return
         if self._active is not None:
+            if self._active.id == command.id and self._go_on_at is not None:
+                self._go_on()  # it is still wanted
             return  # it, or another: the exporter sends it again, and it is judged when this one is done
         if known is not None and known.new_attempt:  # its end could not be written down, on a full disk say
             self._progress(known, "succeeded", f"Attempt {known.new_attempt} was started for it.")
             return
-        record = CommandRecord(
-            id=command.id,
-            action=command.action,
-            attempt=command.attempt,
-            state="accepted",
-            reason=command.reason,
-            not_after_step=command.not_after_step,
-            asked_step=command.target_step,
-            accepted_at=time.time(),
-        )
+        record = accepted(command, time.time())
         if command.run_id != self._life.run.run_id:
             self._fail(record, f"It is for run {command.run_id}; this is {self._life.run.run_id}.", exitcodes.REFUSED)
         elif command.attempt != self._life.number:
@@ -126,21 +121,57 @@ class Carrying:
             return
         if ended.code == exitcodes.NO_CHECKPOINT:
             detail = "No verified checkpoint that may be restored is left; the trainer stays stopped."
-            self._life.update(held=detail, held_not_after=_limit(record), held_argv=self._life.run.argv)
+            self._life.update(held=detail, held_not_after=record.limit, held_argv=self._life.run.argv)
         elif ended.code == 0:
             detail = "The rollback script ended without starting the trainer."
         else:
             detail = f"The rollback script ended with code {ended.code}: {ended.last_line or 'it said nothing'}"
         self._fail(record, detail, ended.code or exitcodes.NOT_STARTED)
 
-    def abort(self, why: str) -> None:
+    def abort(self, asked: Abort) -> None:
+        """A person has called a command off: nothing further is done for it, and what was done is left as it is.
+
+        A stop that had begun is finished by now: this is heard between two steps of a command, never within one.
+        """
+        known = self._book.get(asked.id)
+        if known is not None and known.final:
+            self._report(known)
+            return
+        active = self._active if self.active_id == asked.id else None
+        record = active or known or accepted(asked, time.time())
+        if active is not None:
+            self._let_go()
+        end = aborting.end_of(asked, record, self._life, under_way=active is not None)
+        # Whoever is killed between these hears of the abort again; the command is over only when the run is held.
+        if end.hold:
+            aborting.hold(self._life, record, end.detail)
+        self._say(f"command {record.id} is called off: {end.detail}")
+        self._progress(record, end.state, end.detail, code=end.code)
+
+    def give_up(self, why: str) -> None:
         """Give up the command under way, because the supervisor ends or an operator stops the run."""
+        record = self._active
+        self._let_go()
+        if record is not None:
+            self._fail(record, f"It was given up: {why}.", exitcodes.REFUSED)
+
+    def _let_go(self) -> None:
+        """Nothing is under way any more; what the script still asks for is refused, for its command is over."""
         if self._script is not None:
             self._script.kill()
-            self._script = None
-        if self._active is not None:
-            record, self._active = self._active, None
-            self._fail(record, f"It was given up: {why}.", exitcodes.REFUSED)
+        self._script = self._active = self._go_on_at = None
+
+    def go_on_when_due(self) -> None:
+        """Called in every turn: the exporter had its time to say that a command left half done was called off."""
+        if self._go_on_at is not None and time.monotonic() >= self._go_on_at:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        record = self._active
+        assert record is not None
+        self._say(f"going on with command {record.id}, which was {record.state} when the supervisor was killed")
+        self._begin(replace(record, attempt=self._life.number, new_attempt=0, state="accepted"))
+        self._go_on_at = None
 
     def take_up_unfinished(self) -> bool:
         """Finish what a killed supervisor left half done; True if something is under way now."""
@@ -159,8 +190,8 @@ class Carrying:
                 detail = f"Meanwhile a person recorded that the run goes on from step {target.step}."
                 self._fail(record, detail, exitcodes.REFUSED)
             elif self._active is None:
-                self._say(f"going on with command {record.id}, which was {record.state} when the supervisor was killed")
-                self._begin(replace(record, attempt=self._life.number, new_attempt=0, state="accepted"))
+                self._active = record
+                self._go_on_at = time.monotonic() + self._options.word_seconds
             else:
                 self._fail(record, f"Command {self._active.id} was under way too.", exitcodes.REFUSED)
         return self._active is not None or self.finished is not None
@@ -236,7 +267,7 @@ class Carrying:
         active = self._active
         if not asked.for_rollback:
             if active is not None:
-                self.abort("an operator stopped the run")
+                self.give_up("an operator stopped the run")
             record = self._by_hand(asked, by_hand=True)
             self._active = record
             self._listeners.setdefault(record.id, []).append(conversation)
@@ -247,6 +278,9 @@ class Carrying:
             self._refuse(conversation, f"Command {active.id} is under way; try again when it is done.")
             return
         known = active or (self._book.get(asked.request_id) if asked.request_id else None)
+        if asked.instance and (known is None or known.final):
+            self._refuse(conversation, "Its command is over; nothing is stopped.")
+            return
         if known is not None and known.new_attempt:
             detail = f"Attempt {known.new_attempt} was already started for command {known.id}; nothing is stopped."
             conversation.answer(ControlAnswer(detail=detail, state="started", final=True))
@@ -271,8 +305,11 @@ class Carrying:
         if active is not None and active.id != asked.request_id:
             self._refuse(conversation, f"Command {active.id} is under way; try again when it is done.")
             return
-        record = active or (self._book.get(asked.request_id) if asked.request_id else None)
-        record = record or self._by_hand(asked, by_hand=True)
+        known = active or (self._book.get(asked.request_id) if asked.request_id else None)
+        if asked.instance and (known is None or known.final):
+            self._refuse(conversation, "Its command is over; nothing is started.")
+            return
+        record = known or self._by_hand(asked, by_hand=True)
         if record.new_attempt:
             detail = f"Attempt {record.new_attempt} was already started for command {record.id}."
             conversation.answer(ControlAnswer(detail=detail, state="started", final=True))
@@ -352,14 +389,9 @@ class Carrying:
                 detail=record.detail,
                 target_step=record.target_step,
                 target_path=record.target_path,
+                running=self._life.running,
             ),
         )
-
-
-def _limit(record: CommandRecord) -> int | None:
-    """The newest step that the command allowed."""
-    steps = [step for step in (record.not_after_step, record.asked_step) if step is not None]
-    return min(steps) if steps else None
 
 
 def _final(record: CommandRecord) -> ControlAnswer:

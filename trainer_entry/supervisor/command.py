@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exporter.protocol import Command, Run
+from exporter.protocol import Asked, Run
 from trainer_entry import settings
 from trainer_entry.supervisor import overrides
 from trainer_entry.supervisor.lifecycle import usable_cwd
@@ -24,6 +24,9 @@ from trainer_entry.supervisor.supervise import Supervisor
 
 WAIT_FOR_COMMAND_SECONDS = 900.0
 """Longer than the exporter's cooldown: a run that dies while that lasts is rolled back when it is over."""
+
+WORD_SECONDS = 5.0
+"""A few heartbeats: a supervisor that takes over half a command asks first whether it was called off meanwhile."""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -40,7 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
             raise StateError(f"The rollback script {script} does not exist; give one with --rollback-script.")
         state.write_run(record)
 
-        def connect(attempt: int, on_command: Callable[[Command], None]) -> Reporter:
+        def connect(attempt: int, on_command: Callable[[Asked], None]) -> Reporter:
             if configured is None:
                 say("there is no exporter (--url off): commands come through control.sock only")
                 return NoReporter()
@@ -62,6 +65,7 @@ def run(parsed: argparse.Namespace) -> int:
             ),
             script=script.absolute(),
             wait_for_command_seconds=_wait(parsed.wait_for_command_seconds, configured is not None),
+            word_seconds=WORD_SECONDS if configured is not None else 0.0,
             follow=not parsed.quiet,
         )
         supervisor = Supervisor(

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from exporter.protocol import Asked, Command
 from trainer_entry.supervisor.state import StateDir, read_record, write_record
 
 State = Literal["accepted", "stopping", "stopped", "starting", "started", "succeeded", "failed"]
@@ -46,6 +47,27 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     def final(self) -> bool:
         """True when nothing more will be done for it."""
         return self.state in FINAL
+
+    @property
+    def limit(self) -> int | None:
+        """The newest step that it allows."""
+        steps = [step for step in (self.not_after_step, self.asked_step) if step is not None]
+        return min(steps) if steps else None
+
+
+def accepted(asked: Asked, now: float) -> CommandRecord:
+    """The record of a command that is taken; or of one that was called off before, which then is never carried out."""
+    command = asked if isinstance(asked, Command) else None
+    return CommandRecord(
+        id=asked.id,
+        action=asked.action,
+        attempt=asked.attempt,
+        state="accepted",
+        reason=asked.reason,
+        not_after_step=command.not_after_step if command else None,
+        asked_step=command.target_step if command else None,
+        accepted_at=now,
+    )
 
 
 class CommandBook:

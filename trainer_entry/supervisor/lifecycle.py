@@ -121,7 +121,9 @@ class Lifecycle:
             self._state.stop_request_path.unlink(missing_ok=True)
             # The request first: whoever finds the number finds what was to be started, and from where.
             Attempt.prepare(self._state, request)
-            self.update(attempt=number, next_start=None, held="", held_not_after=None, held_argv=None)
+            self.update(
+                attempt=number, next_start=None, held="", held_not_after=None, held_argv=None, held_by_person=False
+            )
             self._come_up(Attempt.start(self._state, request, environ))
         except (StateError, OSError) as error:
             if self.run.attempt == number:
@@ -130,6 +132,7 @@ class Lifecycle:
                     held=before.held,
                     held_not_after=before.held_not_after,
                     held_argv=before.held_argv,
+                    held_by_person=before.held_by_person,
                 )
             if isinstance(error, StateError):
                 raise

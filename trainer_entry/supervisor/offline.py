@@ -85,10 +85,8 @@ def record_resume(state: StateDir, target: str, request_id: str) -> str:
         verification = checkpoints.verify(target)
         if not verification.ok:
             raise StateError(f"{target} cannot be restored. {verification.reason}")
-        path = os.fspath(verification.path)
-        state.write_run(
-            replace(run, next_start=ResumeTarget(step=verification.step, path=path, command_id=request_id), held="")
-        )
+        target_here = ResumeTarget(step=verification.step, path=os.fspath(verification.path), command_id=request_id)
+        state.write_run(replace(run, next_start=target_here, held="", held_by_person=False))
     return shlex.join(["verl-sentinel-train", "run", "--state-dir", str(state.path)])
 
 

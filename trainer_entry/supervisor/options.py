@@ -18,4 +18,6 @@ class Options:
     """How long to wait for a command, or an operator, after the trainer crashed or a rollback found no target."""
     script_seconds: float = 3600.0
     """A rollback script that hangs is killed after this; hashing a very large checkpoint must fit in it."""
+    word_seconds: float = 0.0
+    """How long to wait for the exporter's word before going on with what a killed supervisor left half done."""
     follow: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from exporter.protocol import Command, Event, Run
+from exporter.protocol import Asked, Event, Run
 from trainer_entry import settings
 from trainer_entry.push import PushClient
 
@@ -40,7 +40,7 @@ class PushReporter:
         configured: settings.Settings,
         run: Run,
         *,
-        on_command: Callable[[Command], None],
+        on_command: Callable[[Asked], None],
         say: Callable[[str], None],
     ) -> None:
         self._run = run

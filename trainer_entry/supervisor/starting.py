@@ -62,16 +62,25 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
 
 
 def held_start(
-    command: TrainerCommand, root: str, held: str, not_after_step: int | None, held_argv: Sequence[str] | None
+    command: TrainerCommand,
+    root: str,
+    held: str,
+    not_after_step: int | None,
+    held_argv: Sequence[str] | None,
+    *,
+    by_person: bool = False,
 ) -> Start:
     """A start of a run that is held: only from a checkpoint that verifies by now, or from where a person's words say.
 
     ``held_argv`` are the words that it was held under: given again, by somebody's automation say, they decide nothing.
+    ``by_person``: a person called its rollback off, so no checkpoint is taken by itself either.
     Raises NothingToStartFrom, CheckpointError.
     """
     says_where = command.resume_mode in ("disable", "resume_path")
     if says_where and list(command.argv) != list(held_argv or ()):
         return plain_start(command, root)
+    if by_person:
+        raise NothingToStartFrom(f"The run is held: {held} {BY_HAND}")
     choice = checkpoints.newest_verified(root, not_after_step)
     if choice.chosen is None:
         way_out = SAME_WORDS if says_where else WAY_OUT
@@ -127,6 +136,11 @@ def explain_none(choice: Choice) -> str:
 WAY_OUT = (
     "Put a good checkpoint back, or say where to start: trainer.resume_mode=resume_path trainer.resume_from_path=…, "
     "or trainer.resume_mode=disable to start from scratch."
+)
+
+BY_HAND = (
+    "Start it with verl-sentinel-train resume --target …/global_step_N, or say where to start: "
+    "trainer.resume_mode=resume_path trainer.resume_from_path=…, or trainer.resume_mode=disable to start from scratch."
 )
 
 SAME_WORDS = (

@@ -43,6 +43,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``held`` is a sentence while nothing may start without a person's word; ``held_not_after`` is the newest step that
     may still be restored then, and ``held_argv`` the words it was held under, which are nobody's new decision.
+    ``held_by_person`` where a person called a rollback off: then a checkpoint that verifies is no word either.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""
     held_not_after: int | None = None
     held_argv: list[str] | None = None
+    held_by_person: bool = False
 
 
 class AttemptRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from exporter.protocol import Command
+from exporter.protocol import Abort, Asked, Command
 from trainer_entry.checkpoints import CheckpointError
 from trainer_entry.supervisor import exitcodes, starting
 from trainer_entry.supervisor.carrying import Carrying
@@ -33,7 +33,7 @@ from trainer_entry.supervisor.stopping import Hurry
 TICK_SECONDS = 0.1
 FLUSH_SECONDS = 3.0
 
-Item = Command | Conversation | ScriptEnded
+Item = Asked | Conversation | ScriptEnded
 
 
 class Supervisor:
@@ -46,7 +46,7 @@ class Supervisor:
         *,
         command: TrainerCommand,
         options: Options,
-        connect: Callable[[int, Callable[[Command], None]], Reporter],
+        connect: Callable[[int, Callable[[Asked], None]], Reporter],
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
@@ -59,7 +59,6 @@ class Supervisor:
         self._signal: signal.Signals | None = None
         self._done: int | None = None
         self._waiting_until: float | None = None
-        self._waiting_code = 0
         self._said = ""
         self._reporter = connect(max(1, run.attempt), self._inbox.put)
         self._life = Lifecycle(state, run, self._reporter, options.limits, environ, follow=options.follow, say=say)
@@ -91,7 +90,7 @@ class Supervisor:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            self._carrying.abort("the supervisor ended")
+            self._carrying.give_up("the supervisor ended")
             self._life.close()
             server.close()
             self._reporter.close(FLUSH_SECONDS)
@@ -118,7 +117,14 @@ class Supervisor:
     def _plain_start(self) -> None:
         run = self._life.run
         if run.held:
-            start = starting.held_start(self._command, run.checkpoint_dir, run.held, run.held_not_after, run.held_argv)
+            start = starting.held_start(
+                self._command,
+                run.checkpoint_dir,
+                run.held,
+                run.held_not_after,
+                run.held_argv,
+                by_person=run.held_by_person,
+            )
         else:
             start = starting.plain_start(self._command, run.checkpoint_dir)
         if start.note:
@@ -135,6 +141,7 @@ class Supervisor:
         try:
             if self._done is None and (ended := self._life.watch()) is not None:
                 self._after_end(ended)
+            self._carrying.go_on_when_due()
         except StateError as error:  # a full disk, say: the trainer goes on, and so do we
             self._say_once(str(error))
         if (code := self._carrying.finished) is not None:
@@ -149,12 +156,10 @@ class Supervisor:
         seconds = self._options.wait_for_command_seconds
         if self._waiting_until is None:
             self._waiting_until = time.monotonic() + seconds
-            held = self._life.run.held
-            self._waiting_code = exitcodes.RUN_HELD if held else self._trainer_code()
             self._say(f"waiting up to {seconds:g} s for a command; verl-sentinel-train status|resume|stop tell more")
         if time.monotonic() >= self._waiting_until:
             self._say(f"no command came within {seconds:g} s; the run stays stopped")
-            self._done = self._waiting_code
+            self._done = exitcodes.RUN_HELD if self._life.run.held else self._trainer_code()
 
     def _trainer_code(self) -> int:
         ended = self._life.ended
@@ -172,6 +177,8 @@ class Supervisor:
         try:
             if isinstance(item, Command):
                 self._carrying.take(item)
+            elif isinstance(item, Abort):
+                self._carrying.abort(item)
             elif isinstance(item, ScriptEnded):
                 self._carrying.script_ended(item)
             else:
@@ -228,7 +235,7 @@ class Supervisor:
 
     def _stop_for_signal(self, number: signal.Signals) -> None:
         self._say(f"{number.name}: stopping the trainer; once more to go on to SIGTERM, and again to SIGKILL")
-        self._carrying.abort(f"the supervisor received {number.name}")
+        self._carrying.give_up(f"the supervisor received {number.name}")
         try:
             stopped = self._life.stop(clean=self._options.limits.clean_seconds, save=True, hurry=self._hurry)
             self._say(f"the trainer is stopped ({stopped.stage}, {stopped.seconds:.1f} s)")
