@@ -16,8 +16,9 @@ from __future__ import annotations
 from exporter.detectors.base import Severity, StepSample
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import at_least, at_most
+from exporter.detectors.scales import linear, logarithm
 from exporter.detectors.shift import Change
-from exporter.detectors.shifting import LINEAR, Series, ShiftDetector, Watch, logarithm, rise_to
+from exporter.detectors.shifting import Series, ShiftDetector, Watch, rise_to
 
 
 class Clipping(ShiftDetector):
@@ -58,7 +59,7 @@ class Clipping(ShiftDetector):
             at_most(self.name, option, value, 1.0, "the whole")
         self._reach, self._warn = (tokens, answers), warn
         super().__init__(
-            (Series("pg_clipfrac", logarithm(0.01), 0.05), Series("clip_ratio", LINEAR, 0.02)),
+            (Series("pg_clipfrac", logarithm(0.01), 0.05), Series("clip_ratio", linear(least=0.0, most=1.0), 0.02)),
             (
                 Watch(
                     0,

@@ -19,8 +19,9 @@ from __future__ import annotations
 from exporter.detectors.base import Forecast, Severity, StepSample
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import more_than
+from exporter.detectors.scales import LINEAR, logarithm
 from exporter.detectors.shift import Change
-from exporter.detectors.shifting import CLEAR, LINEAR, Series, ShiftDetector, Watch, fall_to, logarithm, rise_to
+from exporter.detectors.shifting import CLEAR, Series, ShiftDetector, Watch, fall_to, rise_to
 
 SLOW = 30
 """Steps from which on a fall may be the price of learning."""

@@ -26,8 +26,9 @@ from typing import Any
 from exporter.detectors.base import Forecast, Severity, StepSample, Verdict
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import at_least, more_than
+from exporter.detectors.scales import LINEAR, logarithm
 from exporter.detectors.shift import BEFORE, Change
-from exporter.detectors.shifting import LINEAR, Series, ShiftDetector, Watch, logarithm, rise_to
+from exporter.detectors.shifting import Series, ShiftDetector, Watch, rise_to
 
 USUAL_POWER = 1.5
 EARLY = 60
@@ -87,7 +88,10 @@ class Kl(ShiftDetector):
         self._limit, self._low, self._high = limit, low, high
         self._outside = 0
         super().__init__(
-            (Series("kl", logarithm(matters), 0.05), Series("ppo_kl", logarithm(matters / 10), 0.05)),
+            (
+                Series("kl", logarithm(matters, signed=True), 0.05, signed=True),
+                Series("ppo_kl", logarithm(matters / 10, signed=True), 0.05, signed=True),
+            ),
             (
                 Watch(
                     0,

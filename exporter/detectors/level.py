@@ -18,8 +18,9 @@ import math
 from exporter.detectors.base import Severity, StepSample
 from exporter.detectors.calibration import Budget
 from exporter.detectors.options import at_least, more_than
+from exporter.detectors.scales import LINEAR, logarithm
 from exporter.detectors.shift import Change
-from exporter.detectors.shifting import LINEAR, Series, ShiftDetector, Watch, logarithm, rise_to
+from exporter.detectors.shifting import Series, ShiftDetector, Watch, rise_to
 
 _LR = (
     "actor_rollout_ref.actor.optim.lr (SFT: optim.lr): lower it, and compare what the run logs with what is configured"

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from exporter.detectors.base import Forecast, Severity, StepSample
 from exporter.detectors.calibration import Budget
+from exporter.detectors.scales import LINEAR, logarithm
 from exporter.detectors.shift import Change
-from exporter.detectors.shifting import CLEAR, LINEAR, Series, ShiftDetector, Watch, fall_to, logarithm, rise_to
+from exporter.detectors.shifting import CLEAR, Series, ShiftDetector, Watch, fall_to, rise_to
 
 FAR = 1.6
 """Times the size of a page (in logarithms) that no rising reward explains."""

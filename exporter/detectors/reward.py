@@ -25,13 +25,14 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
-from exporter.detectors.base import Severity, StepSample, Verdict
+from exporter.detectors.base import Expectation, Severity, StepSample, Verdict
 from exporter.detectors.calibration import WARNINGS_PER_PAGE, Budget
 from exporter.detectors.companions import Companion, Companions
 from exporter.detectors.options import at_least, at_most
 from exporter.detectors.plateau import BLOCK, Plateau, Standstill
+from exporter.detectors.scales import LINEAR
 from exporter.detectors.shift import Change, Shift
-from exporter.detectors.shifting import HOLD, LINEAR, Series, ShiftDetector, Watch
+from exporter.detectors.shifting import HOLD, Series, ShiftDetector, Watch
 from exporter.detectors.validations import Divergence, Validations
 
 COMPANIONS: Final = (
@@ -155,6 +156,11 @@ class Reward(ShiftDetector):
         if (fresh or validation is not None) and self._validations.found is not None:
             verdicts.append(self._hacked(sample.step, self._validations.found))
         return verdicts
+
+    def expected(self) -> Mapping[str, Expectation]:
+        """Of the reward, and of the validation reward once there are enough of it."""
+        band = self._validations.band()
+        return super().expected() if band is None else {**super().expected(), "val_reward": Expectation(*band)}
 
     def _judge(self, place: int, watch: Watch, sample: StepSample) -> Verdict | None:
         """How sure the fall of the reward must be depends on what else speaks for it."""

@@ -13,13 +13,13 @@ al., When Speed Kills Stability: Demystifying RL Collapse from the Training-Infe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from exporter.detectors.base import StepSample, Verdict
 from exporter.detectors.calibration import Budget
-from exporter.detectors.shifting import Scale, Series, ShiftDetector, Watch, logarithm, rise_to
+from exporter.detectors.scales import AROUND_ONE, TO_ONE, logarithm
+from exporter.detectors.shifting import Series, ShiftDetector, Watch, rise_to
 
 _MEANING = (
     "What the rollout engine samples is less and less what the trainer believes it to be: the gradient is that of "
@@ -31,16 +31,6 @@ _ADVICE = (
     "is the weight sync to the rollout engine complete? compare its log probabilities on one prompt",
     "actor_rollout_ref.actor.optim.lr: lower it",
 )
-_APART = Scale(
-    lambda value: math.log(min(max(1.0 - value, 0.0), 2.0) + 0.005), lambda mean: 1.0 - max(math.exp(mean) - 0.005, 0.0)
-)
-"""Of a correlation: its distance from 1."""
-_RATIO = Scale(
-    lambda value: math.log(abs(math.log(min(max(value, 1e-30), 1e30))) + 0.005),
-    lambda mean: math.exp(max(math.exp(mean) - 0.005, 0.0)),
-)
-"""Of a ratio that is 1 where both agree."""
-
 
 _AGAIN = (("rollout_log_ppl_diff", "rollout_ppl_ratio"), ("rollout_probs_diff", "rollout_probs_correlation"))
 """Measures, and what is computed from the same numbers: judged only where the first is not logged."""
@@ -77,12 +67,12 @@ class RolloutMismatch(ShiftDetector):
         page = rise_to(self.name, "factor", factor)
         self.check_share("warn", warn)
         series = (
-            Series("rollout_k3_kl", logarithm(0.0015), 0.05),
-            Series("rollout_kl", logarithm(0.002), 0.05),
+            Series("rollout_k3_kl", logarithm(0.0015, signed=True), 0.05, signed=True),
+            Series("rollout_kl", logarithm(0.002, signed=True), 0.05, signed=True),
             Series("rollout_log_ppl_diff", logarithm(0.004), 0.05),
             Series("rollout_probs_diff", logarithm(0.002), 0.05),
-            Series("rollout_ppl_ratio", _RATIO, 0.05),
-            Series("rollout_probs_correlation", _APART, 0.05),
+            Series("rollout_ppl_ratio", AROUND_ONE, 0.05),
+            Series("rollout_probs_correlation", TO_ONE, 0.05),
         )
         super().__init__(
             series,

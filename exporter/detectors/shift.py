@@ -66,8 +66,6 @@ _WIDTH: Final = {
     for before in range(LEAST_BEFORE, max(BEFORE, length) + 1)
 }
 """Standard deviation of the difference of two means, by their lengths, in units of the noise."""
-_BAND: Final = 4.0
-"""Robust standard deviations around the median in which the next value is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +289,10 @@ class Shift:
         return [float(self._origin + steps[p]) for p in reversed(places)], [self._values[p] for p in reversed(places)]
 
     def band(self) -> tuple[float, float, float] | None:
-        """What is expected of the next value: median, and where the unusual begins below and above."""
+        """What is expected of the next value: the median, and where it is clipped below and above."""
         if self._count <= self._warmup or not self._noise:
             return None
-        reach = _BAND / CLIP * self._reach
-        return self._middle, self._middle - reach, self._middle + reach
+        return self._middle, self._middle - self._reach, self._middle + self._reach
 
     def _shorten(self) -> None:
         """Drop the oldest values. Sums are made anew, so that rounding does not add up."""

@@ -11,7 +11,7 @@ Score: the change over what the run's own past and the budget ask for; threshold
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from exporter.detectors.base import Expectation, Forecast, Severity, StepSample,
 from exporter.detectors.beside import KEPT, Beside
 from exporter.detectors.calibration import USUAL_STEP_SECONDS, WARNINGS_PER_PAGE, Budget
 from exporter.detectors.options import at_least, at_most, more_than
+from exporter.detectors.scales import Scale
 from exporter.detectors.shift import FEWEST, Change, Shift
 from exporter.detectors.trend import arrival, theil_sen
 
@@ -37,35 +38,9 @@ WELL_PACED: Final = 20
 SELDOM_PACED: Final = 10
 """The usual length of a step is followed at every tenth of them, once so many are known."""
 _PACE: Final = 0.05
+_SIGN_MEMORY: Final = 0.1
+"""Share of the newest step in the sign that a series usually has."""
 _LESS_RARE: Final = math.log(WARNINGS_PER_PAGE)
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How a signal's values are read for the test, and how a mean of them is told to a person."""
-
-    read: Callable[[float], float]
-    tell: Callable[[float], float]
-
-
-def logarithm(offset: float = 0.0) -> Scale:
-    """Changes by a factor. Values (magnitudes) far below ``offset`` are all the same; with none, far below 1e-12.
-
-    >>> scale = logarithm(0.01)
-    >>> round(scale.tell(scale.read(0.5)), 3), round(scale.read(0.02) - scale.read(0.005), 2)
-    (0.5, 0.69)
-    """
-    small = offset or 1e-12
-    return Scale(lambda value: math.log(min(abs(value), 1e30) + small), lambda mean: _above(math.exp(mean), small))
-
-
-def _above(value: float, small: float) -> float:
-    """What is left without the offset; what rounding leaves of nothing is nothing."""
-    left = value - small
-    return left if left > 1e-6 * small else 0.0
-
-
-LINEAR: Final = Scale(lambda value: min(max(value, -1e30), 1e30), lambda mean: mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +50,8 @@ class Series:
     signal: str
     scale: Scale
     least_noise: float
+    signed: bool = False
+    """Its scale is of magnitudes, and healthy values are on both sides of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +98,8 @@ class ShiftDetector:
         self._held = [[0, 0] for _ in self._watches]  # steps in a row beyond a page, beyond a warning
         self._onsets: list[int | None] = [None] * len(self._watches)
         self._holding = False  # some change is being held
+        self._signs = {place: 0.0 for place, one in enumerate(self._series) if one.signed}
+        """By series, from -1 to 1: whether the newest values were mostly below or above 0."""
         self._pace = math.log(USUAL_STEP_SECONDS)
         self._paced = 0
         self._rarity, self._least = self._budget.rarity(), self._budget.least()
@@ -150,6 +129,10 @@ class ShiftDetector:
                 stirred = stirred or shift.highest > FEWEST or shift.lowest < -FEWEST
         if not fresh:
             return ()
+        for place, sign in self._signs.items():
+            value = signals.get(self._series[place].signal)
+            if value is not None and value and math.isfinite(value):
+                self._signs[place] = sign + _SIGN_MEMORY * (math.copysign(1.0, value) - sign)
         for one, companion in self._alongside:
             value = signals.get(one.signal)
             if value is not None and step > companion.last_step and -math.inf < value < math.inf:
@@ -237,14 +220,6 @@ class ShiftDetector:
         """Steps of this attempt that its series has seen."""
         return self._shifts[watch.series].count
 
-    def level(self, series: int) -> tuple[float, float, float] | None:
-        """Median of a series and where the unusual begins, in the signal's unit."""
-        band = self._shifts[series].band()
-        if band is None:
-            return None
-        tell = self._series[series].scale.tell
-        return tell(band[0]), tell(band[1]), tell(band[2])
-
     def _verdict(self, place: int, watch: Watch, change: Change, severity: Severity, sample: StepSample) -> Verdict:
         one = self._series[watch.series]
         value = sample.signals[one.signal]
@@ -271,12 +246,23 @@ class ShiftDetector:
         )
 
     def expected(self) -> Mapping[str, Expectation]:
-        """By signal: the median of its recent past, and where the unusual begins."""
+        """By signal: the median of its recent past, and the values beyond which one step alone is not believed.
+
+        Of a signal that is only watched upwards the lower end is the least that it can be.
+        """
         found = {}
         for place, one in enumerate(self._series):
-            level = self.level(place)
-            if level is not None and any(watch.series == place for watch in self._watches):
-                found[one.signal] = Expectation(*level)
+            directions = {watch.rising for watch in self._watches if watch.series == place}
+            band = self._shifts[place].band() if directions else None
+            if band is None:
+                continue
+            middle, tell = one.scale.tell(band[0]), one.scale.tell
+            lower, upper = (tell(band[1]), tell(band[2])) if False in directions else one.scale.upto(band[2])
+            if one.signed and abs(self._signs[place]) <= 0.5:
+                middle = 0.0
+            elif one.signed:
+                middle = math.copysign(middle, self._signs[place])
+            found[one.signal] = Expectation(min(max(middle, lower), upper), lower, upper)
         return found
 
     def resumed(self, step: int, attempt: int) -> None:
@@ -285,6 +271,7 @@ class ShiftDetector:
             shift.restart()
         for _, companion in self._alongside:
             companion.restart()
+        self._signs = dict.fromkeys(self._signs, 0.0)
         self._held = [[0, 0] for _ in self._watches]
         self._onsets = [None] * len(self._watches)
         self._holding = False
@@ -294,6 +281,7 @@ class ShiftDetector:
         return {
             "shifts": {one.signal: shift.state() for one, shift in zip(self._series, self._shifts, strict=True)},
             "beside": {one.signal: companion.state() for one, companion in self._alongside},
+            "signs": list(self._signs.values()),
             "held": [list(held) for held in self._held],
             "onsets": list(self._onsets),
             "pace": [self._pace, self._paced, self._rarity],
@@ -308,6 +296,8 @@ class ShiftDetector:
         for one, companion in self._alongside:
             if one.signal in state["beside"]:
                 companion.load(state["beside"][one.signal])
+        if len(state.get("signs", ())) == len(self._signs):
+            self._signs = dict(zip(self._signs, map(float, state["signs"]), strict=True))
         if len(state["held"]) == len(self._watches):
             self._held = [[int(count) for count in held] for held in state["held"]]
             self._onsets = list(state["onsets"])

@@ -95,6 +95,17 @@ class Validations:
             del self._steps[0], self._values[0], self._trains[0], self._errors[0]
         self.found = self._judge()
 
+    def band(self) -> tuple[float, float, float] | None:
+        """What is expected of the next validation: the mean of the newest ones, and from where on it lies apart from
+        them by more than their noise explains, below and above. None while there are too few to judge."""
+        count = len(self._values)
+        if count < sum(LEVELS[0]):
+            return None
+        newest = self._values[-max(sum(LEVELS[0]), min(count // 2, LEVELS[-1][1])) :]
+        middle = fmean(newest)
+        reach = NOISES * self._noise(max(self._values, key=abs)) * math.sqrt(1.0 + 1.0 / len(newest))
+        return middle, middle - reach, middle + reach
+
     def _judge(self) -> Divergence | None:
         """The clearest divergence of all pairs of levels."""
         sums = [0.0, *accumulate(self._values)]
