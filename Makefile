@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 # Passed on to pytest, for example: make test PYTEST_ARGS="-m 'not trainer'"
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo up down test lint format bench clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,14 @@ setup:
 
 demo: setup  ## train, break, detect, roll back, go on; SCENARIO=learning_rate|nan|hang|rollout_errors|crash|slow_reward|blind_reward|short_answers|healthy; APPROVE=1 HOLD=1
 	@$(PY) -m demo --scenario $(SCENARIO) $(if $(APPROVE),--approve) $(if $(HOLD),--hold)
+
+# Both read STACK=folder, RECOVERY=observe|approve|auto and EXPORTER_PORT=… (PROMETHEUS_, ALERTMANAGER_, GRAFANA_,
+# VICTORIAMETRICS_) from the command line or the environment.
+up: setup  ## the whole stack without Docker, in the background: exporter, Prometheus, Alertmanager and what else is there
+	@$(PY) -m compose.local up
+
+down:  ## end what `make up` started; data, logs and tokens stay in .stack
+	@[ ! -x $(PY) ] || $(PY) -m compose.local down
 
 test: setup  ## run all tests, on the stock verl trainer, real programs and a real browser
 	@scripts/bootstrap.sh browser node

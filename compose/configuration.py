@@ -1,6 +1,6 @@
 """Prometheus and Alertmanager as ``rules/`` configures them, with the addresses and files of one stack filled in.
 
-``rules/prometheus/prometheus.yml`` and ``rules/alertmanager.yml`` say what is scraped, judged and routed; nothing of that
+``rules/prometheus/prometheus.yml`` and ``rules/alertmanager.yml`` say what is scraped, judged and routed; nothing of it
 is repeated here. Used by :mod:`compose.containers`, :mod:`compose.local` and :mod:`demo.stack`.
 """
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from exporter.links import DEFAULT_CONSOLE, DEFAULT_GRAFANA
 
 RULES = Path(__file__).resolve().parents[1] / "rules"
 ALERT_TOKEN_FILE = "/etc/verl-sentinel/alert-token"
@@ -77,9 +79,13 @@ def alertmanager(addresses: Addresses, *, templates: str, token_file: str = ALER
     return filled
 
 
-def rule_text(text: str, *, console: str, grafana: str) -> str:
-    """A rule file with the two addresses that its links begin with replaced by those of this stack."""
-    return text.replace("http://127.0.0.1:9464", console).replace("http://127.0.0.1:3000", grafana)
+def write_rules(folder: Path, *, console: str, grafana: str = DEFAULT_GRAFANA) -> None:
+    """Put the rule files of ``rules/prometheus`` into ``folder``, with links that begin with these two addresses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (RULES / "prometheus").glob("*.rules.yml"):
+        text = file.read_text(encoding="utf-8")
+        text = text.replace(DEFAULT_CONSOLE, console).replace(DEFAULT_GRAFANA, grafana)
+        (folder / file.name).write_text(text, encoding="utf-8")
 
 
 def _retargeted(section: Mapping[str, Any], targets: Mapping[str, str]) -> dict[str, Any]:
@@ -98,6 +104,6 @@ def _filled(value: Any, files: Mapping[str, str], exporter: str) -> Any:
     if isinstance(value, list):
         return [_filled(one, files, exporter) for one in value]
     if isinstance(value, str):
-        base = f"http://{DEFAULTS.exporter}/"
+        base = f"{DEFAULT_CONSOLE}/"
         return exporter + value.removeprefix(base) if value.startswith(base) else files.get(value, value)
     return value

@@ -1,4 +1,4 @@
-"""``python -m compose.containers`` writes the configurations of the containers that differ from ``rules/`` in addresses only.
+"""``python -m compose.containers`` writes what ``rules/`` configures with the addresses that containers have.
 
 Run it after a change of ``rules/prometheus/prometheus.yml`` or ``rules/alertmanager.yml``; a test tells who forgot. The
 comments are in those files.

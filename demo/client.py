@@ -9,6 +9,10 @@ import urllib.request
 from datetime import datetime
 from typing import Any
 
+from compose.local.answers import answers
+
+__all__ = ["ExporterApi", "answers", "first_alert", "get_json", "watches"]
+
 # Everything is on loopback, which a proxy of the user's must not see.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -23,15 +27,6 @@ def get_json(url: str, token: str = "", seconds: float = 3.0) -> Any | None:
             return json.load(answer)
     except (OSError, ValueError, http.client.HTTPException):
         return None
-
-
-def answers(url: str) -> bool:
-    """Whether a GET of ``url`` gives status 200 now."""
-    try:
-        with _direct.open(url, timeout=2.0) as answer:
-            return bool(answer.status == 200)
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def watches(prometheus: str, target: str) -> bool:

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import yaml
 
+from compose import configuration
+from compose.configuration import RULES, Addresses
 from demo.client import answers, watches
 from demo.processes import Child, StartError, free_port
-from exporter.links import DEFAULT_CONSOLE
 
-RULES = Path(__file__).resolve().parents[1] / "rules"
 SCRAPE_SECONDS = 1
-EVALUATION_SECONDS = 1
+EVALUATION_SECONDS = SCRAPE_SECONDS
 DETECTORS: Mapping[str, Mapping[str, Any]] = {"stalled_phase": {"floor_seconds": 12.0}}
 """A toy's generation takes a second; a real one's takes minutes, and the default floor is made for that."""
 
@@ -142,19 +142,18 @@ class Stack:
             self.out / "logs" / "exporter.log",
         )
 
-    def _prometheus(self) -> Child:
-        config = yaml.safe_load((RULES / "prometheus" / "prometheus.yml").read_text())
-        config["global"].update(
-            {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": f"{EVALUATION_SECONDS}s"}
+    @property
+    def _addresses(self) -> Addresses:
+        return Addresses(
+            exporter=_host(self.exporter_url),
+            prometheus=_host(self.prometheus_url),
+            alertmanager=_host(self.alertmanager_url),
         )
-        config["rule_files"] = [str(RULES / "prometheus" / "*.rules.yml")]
-        config["alerting"]["alertmanagers"] = [{"static_configs": [{"targets": [_host(self.alertmanager_url)]}]}]
-        for job in config["scrape_configs"]:
-            target = {"verl-sentinel": self.exporter_url, "prometheus": self.prometheus_url}.get(job["job_name"])
-            if target is None:
-                target = self.alertmanager_url
-            job["static_configs"] = [{"targets": [_host(target)]}]
-            job.pop("scrape_interval", None)
+
+    def _prometheus(self) -> Child:
+        rules = self.out / "rules"
+        configuration.write_rules(rules, console=self.exporter_url)
+        config = configuration.prometheus(self._addresses, str(rules), seconds=SCRAPE_SECONDS)
         path = self.out / "prometheus.yml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         return Child(
@@ -169,14 +168,9 @@ class Stack:
         )
 
     def _alertmanager(self) -> Child:
-        config = yaml.safe_load((RULES / "alertmanager.yml").read_text())
-        config["templates"] = [str(RULES / pattern) for pattern in config["templates"]]
-        for receiver in config["receivers"]:
-            for hook in receiver.get("webhook_configs", []):
-                hook["url"] = hook["url"].replace(DEFAULT_CONSOLE, self.exporter_url)
-                hook["http_config"] = {
-                    "authorization": {"type": "Bearer", "credentials_file": str(self.tokens["alert"])}
-                }
+        config = configuration.alertmanager(
+            self._addresses, templates=str(RULES / "templates"), token_file=str(self.tokens["alert"])
+        )
         path = self.out / "alertmanager.yml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         return Child(
