@@ -5,14 +5,14 @@ Made by :mod:`exporter.app.server`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from litestar import Litestar, Request, Response
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp, ControllerRouterHandler, Receive, Scope, Send
 
 from exporter.app.access import Access
 from exporter.app.answers import fault, http_error, refusal
@@ -25,11 +25,18 @@ from exporter.app.run_routes import WholeSegments
 from exporter.protocol import PUSH_PATH
 from exporter.service.admission import Refused
 
+Room = Callable[[Exporter, Access, Bodies], Sequence[ControllerRouterHandler]]
+"""Makes the handlers of a further part of the site, such as :func:`exporter.console.console`. What it refuses, and what
+fails in it, it may answer by itself; what it leaves is answered as everywhere."""
 
-def make_app(exporter: Exporter, access: Access) -> ASGIApp:
-    """The ASGI application; starting it starts the exporter, and shutting it down stops it."""
+
+def make_app(exporter: Exporter, access: Access, rooms: Sequence[Room] = ()) -> ASGIApp:
+    """The ASGI application; starting it starts the exporter, and shutting it down stops it.
+
+    ``rooms`` are served beside the API, and are no part of its description.
+    """
     bodies = Bodies()
-    others = _others(exporter, access, bodies)
+    others = _others(exporter, access, bodies, rooms)
     push = PushEndpoint(exporter, access, bodies)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +52,7 @@ def make_app(exporter: Exporter, access: Access) -> ASGIApp:
     return app
 
 
-def _others(exporter: Exporter, access: Access, bodies: Bodies) -> Litestar:
+def _others(exporter: Exporter, access: Access, bodies: Bodies, rooms: Sequence[Room]) -> Litestar:
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         await exporter.start()
@@ -70,7 +77,11 @@ def _others(exporter: Exporter, access: Access, bodies: Bodies) -> Litestar:
 
     handlers = routes(exporter, access, bodies)
     return WholeSegments(
-        route_handlers=[*handlers, describe(handlers, exporter, access)],
+        route_handlers=[
+            *handlers,
+            describe(handlers, exporter, access),
+            *(handler for room in rooms for handler in room(exporter, access, bodies)),
+        ],
         lifespan=[lifespan],
         exception_handlers={Refused: refused, HTTPException: wrong, Disconnected: gone, Exception: failed},
         request_max_body_size=None,

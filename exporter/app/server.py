@@ -14,14 +14,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
 from exporter.app.access import Access
-from exporter.app.application import make_app
+from exporter.app.application import Room, make_app
 from exporter.app.connections import Doorkeeper
 from exporter.app.lifecycle import Exporter
 from exporter.app.reloading import Certificates, watch_files
@@ -41,8 +41,11 @@ SWITCH_SECONDS = 0.0005
 times, and would wait each time for whichever thread exports, compresses or sends to a sink."""
 
 
-def serve(config: Config) -> None:
-    """Run until SIGTERM or SIGINT. Raises :class:`ConfigError` with a sentence where it cannot start."""
+def serve(config: Config, rooms: Sequence[Room] = ()) -> None:
+    """Run until SIGTERM or SIGINT, with the handlers of these ``rooms`` beside the API.
+
+    Raises :class:`ConfigError` with a sentence where it cannot start.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     tokens = LiveTokens(config.tokens, os.environ)
     check_exposure(config.listen, tokens.by_scope)
@@ -59,7 +62,7 @@ def serve(config: Config) -> None:
     _announce(config, listener)
     keeper = Doorkeeper(_connections(config.limits.connections), exporter.ingest.reject)
     settings = uvicorn.Config(
-        cast(Any, make_app(exporter, Access(tokens))),
+        cast(Any, make_app(exporter, Access(tokens), rooms)),
         http=cast(Any, keeper.protocol),
         ws="none",
         interface="asgi3",

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from exporter.cli.check import check
 from exporter.cli.detectors import detectors
 from exporter.cli.following import follow
 from exporter.cli.incidents import acknowledge, incidents
@@ -56,11 +57,12 @@ def serve(
 
     from exporter.app import serve as run
     from exporter.config import ConfigError, load
+    from exporter.console import console
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        run(load(config, listen=listen, data_dir=data_dir))
+        run(load(config, listen=listen, data_dir=data_dir), rooms=(console,))
     except ConfigError as error:
         stop(str(error), 2)
 
@@ -73,6 +75,7 @@ app.add_typer(journal_app, name="journal")
 app.command()(audit)
 app.command()(follow)
 app.command()(detectors)
+app.command()(check)
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

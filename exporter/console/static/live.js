@@ -1,0 +1,95 @@
+// Keeps a page up to date: fetches it again every few seconds and replaces the elements marked data-live where they
+// changed. The page works without it.
+
+import { localise } from "./times.js";
+
+const root = document.documentElement;
+const seconds = Number(root.dataset.every) || 0;
+const trouble = document.getElementById("live-trouble");
+const announcer = document.getElementById("announcer");
+let timer = 0;
+let failures = 0;
+
+localise(document);
+wire();
+
+function wire() {
+  document.addEventListener("keydown", (event) => {
+    const field = document.querySelector("[data-slash]");
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "");
+    if (event.key === "/" && field && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      field.focus();
+      field.select();
+    }
+  });
+  for (const field of document.querySelectorAll("[data-submit]")) {
+    field.addEventListener("change", () => field.form.requestSubmit());
+  }
+  if (!seconds) return;
+  schedule();
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) refresh();
+  });
+}
+
+function schedule() {
+  clearTimeout(timer);
+  // Slower while nothing answers: a fleet of open pages must not stand in the way of a start.
+  timer = setTimeout(refresh, 1000 * seconds * Math.min(6, 1 + failures));
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  try {
+    const answer = await fetch(location.href, {
+      headers: { Accept: "text/html", "X-Console-Live": "1" },
+      cache: "no-store",
+      signal: AbortSignal.timeout(20000),
+    });
+    if (answer.status === 401) return ended();
+    if (!answer.ok) throw new Error(String(answer.status));
+    replace(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    failures = 0;
+    trouble.hidden = true;
+  } catch {
+    failures += 1;
+    if (failures > 1) tell(root.dataset.lost);
+  }
+  schedule();
+}
+
+function replace(fresh) {
+  const focused = document.activeElement?.id;
+  for (const old of document.querySelectorAll("[data-live]")) {
+    const now = fresh.getElementById(old.id);
+    if (!now) continue;
+    localise(now);
+    if (old.innerHTML !== now.innerHTML) {
+      // Where somebody is about to use what is in it, it waits for the next time.
+      if (old.contains(document.activeElement) && !document.activeElement.id) continue;
+      old.replaceChildren(...now.childNodes);
+    }
+    if (now.dataset.announce && now.dataset.announce !== old.dataset.announce) {
+      old.dataset.announce = now.dataset.announce;
+      announcer.textContent = now.dataset.announce;
+    }
+  }
+  if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus();
+  document.title = fresh.title;
+  document.dispatchEvent(new CustomEvent("live"));
+}
+
+function tell(text) {
+  trouble.textContent = text;
+  trouble.hidden = false;
+}
+
+function ended() {
+  tell(`${root.dataset.ended} `);
+  const link = document.createElement("a");
+  link.href = location.href;
+  link.textContent = root.dataset.signIn;
+  trouble.append(link);
+}
