@@ -32,6 +32,7 @@ from exporter.exposure import (
 )
 from exporter.incidents import Rules
 from exporter.links import Links
+from exporter.notify.settings import NotifySettings, UrlUnavailable, urls_of
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
 from exporter.service.history import Retention
@@ -90,6 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retention: Retention = Retention()
     influxdb: InfluxSettings | None = None
     links: Links = Links()
+    notify: NotifySettings = NotifySettings()
 
     def __post_init__(self) -> None:
         address(self.listen)
@@ -179,6 +181,22 @@ def _check_files(config: Config, lines: Lines) -> None:
         if config.influxdb.ca_file is not None:
             line = lines.line_of("$.influxdb.ca_file")
             readable(config.influxdb.ca_file, f"{lines.file}, line {line}: influxdb.ca_file")
+    for name, sources in config.notify.targets.items():
+        # Late: what checks addresses takes half a second to import, and most exporters have none.
+        from exporter.notify.services import WrongUrl, check_url
+
+        for index, url_source in enumerate(sources):
+            line = lines.line_of(f"$.notify.targets.{name}[{index}]")
+            where = f"{lines.file}, line {line}: notify.targets.{name}"
+            try:
+                urls = urls_of(url_source, os.environ)
+            except UrlUnavailable as error:
+                raise ConfigError(f"{where}: {error}.") from None
+            for url in urls:
+                try:
+                    check_url(url)
+                except WrongUrl as error:
+                    raise ConfigError(f"{where}: the address in {url_source.origin} {error}.") from None
 
 
 def _read(path: Path) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from litestar import Request
 
 from exporter.service.admission import Refused
 
 _T = TypeVar("_T")
+AnyRequest = Request[Any, Any, Any]
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

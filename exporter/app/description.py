@@ -16,6 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 from exporter.app import views
 from exporter.app.access import Access
 from exporter.app.lifecycle import Exporter
+from exporter.app.notify_route import NOTIFY_PATH, TEST_PATH, Notified
 from exporter.app.schemas import NUMBER, REQUESTS, bounded, shown
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, ErrorAnswer, PushAnswer
 from exporter.recovery.record import Recovery
@@ -35,6 +36,8 @@ ERRORS = {
     415: "The content type or the encoding is not accepted.",
     429: "A bound is reached: too many runs, senders or requests a second. `Retry-After` says when to come again.",
     500: "A fault of the exporter, which is in its log.",
+    502: "A target did not take the message: `reason` says which. Send it again after `Retry-After` seconds; those "
+    "that took it are left out then.",
     503: "It cannot be kept now (the disk, or the journal is still being read): nothing was taken over. Keep it, "
     "and send it again after `Retry-After` seconds.",
 }
@@ -86,6 +89,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/api/v1/alerts"): Operation(
         "recovery", "Alertmanager's webhook, version 4", "alert", views.AlertsTaken, _WRITE, body="Webhook",
         text="The answer says what became of each alert.",
+    ),
+    ("POST", NOTIFY_PATH): Operation(
+        "notifications", "Alertmanager's webhook as a message to people", "alert", Notified, (*_WRITE, 404, 502),
+        (
+            {
+                "name": "target",
+                "in": "query",
+                "schema": {"type": "string", "default": ""},
+                "description": "Name of one target of the configuration; all where none is named.",
+            },
+        ),
+        body="Notification",
+        text="Answered when every target has it. A target that has this very message is not sent it again.",
+    ),
+    ("POST", TEST_PATH): Operation(
+        "notifications", "Send a test message", "operate", Notified, (*_WRITE, 404, 502), body="NotifyTest"
     ),
     ("GET", "/metrics"): Operation(
         "metrics", "Metrics for Prometheus", "", (TEXT, "application/openmetrics-text"), (500,),
@@ -269,7 +288,7 @@ def _error(code: int, it: Operation) -> dict[str, Any]:
         "description": ERRORS[code],
         "content": {kind: {"schema": schema} for kind in (JSON, MSGPACK)},
     }
-    if code in (429, 503):
+    if code in (429, 502, 503):
         text = "Seconds to wait before it is sent again."
         answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": text}}
     return answer

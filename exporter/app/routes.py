@@ -17,6 +17,7 @@ from exporter.app.answers import answer
 from exporter.app.asked import Acknowledgement, Person, decoded, person, settle, settled
 from exporter.app.bodies import Bodies, content_type
 from exporter.app.lifecycle import Exporter
+from exporter.app.notify_route import notify_routes
 from exporter.app.run_routes import run_routes
 from exporter.app.views import (
     AlertsTaken,
@@ -160,7 +161,8 @@ def routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HTTPRoute
         return body
 
     return [
-        *run_routes(exporter, access), alerts, metrics, healthz, readyz, runs, incidents, acknowledge_incident,
+        *run_routes(exporter, access), *notify_routes(exporter, access, bodies), alerts,
+        metrics, healthz, readyz, runs, incidents, acknowledge_incident,
         recoveries, recovery, decide, audit,
     ]  # fmt: skip
 

@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 
 from exporter.app.asked import Acknowledgement, Person
+from exporter.app.notify_route import NotifyTest
+from exporter.notify.message import MAX_ALERTS as NOTIFY_MAX_ALERTS
+from exporter.notify.message import Notification
 from exporter.protocol import PROTOCOL_VERSION, Batch
 from exporter.recovery.alertmanager import MAX_ALERTS, Webhook
 from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES, MAX_PARTS, MAX_SECONDS, Limits
@@ -21,7 +24,8 @@ NUMBER: dict[str, Any] = {
     "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
 }
 
-REQUESTS = {"Batch": "Batch", "Webhook": "Webhook", "Acknowledgement": "Acknowledgement", "Person": "Person"}
+TAKEN = (Batch, Webhook, Acknowledgement, Person, Notification, NotifyTest)
+REQUESTS = {kind.__name__: kind.__name__ for kind in TAKEN}
 """Bodies that are taken, and the names of their schemas."""
 
 _REF = "#/components/schemas/{name}"
@@ -32,7 +36,7 @@ Schemas = dict[str, dict[str, Any]]
 
 def bounded(limits: Limits) -> Schemas:
     """Schemas of the bodies that are taken, with the bounds of ``limits``."""
-    _, schemas = msgspec.json.schema_components([Batch, Webhook, Acknowledgement, Person], ref_template=_REF)
+    _, schemas = msgspec.json.schema_components(TAKEN, ref_template=_REF)
     name = {"minLength": 1, "maxLength": limits.name_length, **_PRINTABLE}
     maybe = {"maxLength": limits.name_length, **_PRINTABLE}
     seconds = {"minimum": 0, "maximum": MAX_SECONDS}
@@ -79,6 +83,8 @@ def bounded(limits: Limits) -> Schemas:
         "WebhookAlert": {"fingerprint": {"minLength": 1}, "startsAt": {"minLength": 1}},
         "Person": {"who": {"minLength": 1, "maxLength": 200}},
         "Acknowledgement": {"who": {"minLength": 1, "maxLength": 200}},
+        "Notification": {"alerts": {"minItems": 1, "maxItems": NOTIFY_MAX_ALERTS}},
+        "NotifyTest": {"who": {"minLength": 1, "maxLength": 200}},
     }
     for schema, fields in rules.items():
         for field, rule in fields.items():
@@ -95,7 +101,7 @@ def _bound(schema: dict[str, Any], rule: dict[str, Any]) -> None:
 def shown(types: Iterable[type]) -> tuple[Schemas, dict[type, str]]:
     """Schemas of what is answered, and the name of each type's."""
     wanted = list(dict.fromkeys(types))
-    taken = msgspec.json.schema_components([Batch, Webhook, Acknowledgement, Person], ref_template=_REF)[1]
+    taken = msgspec.json.schema_components(TAKEN, ref_template=_REF)[1]
     references, schemas = msgspec.json.schema_components(wanted, ref_template=_REF)
     renamed = {name: f"{name}Shown" if name in taken else name for name in schemas}
     names = {kind: renamed[ref["$ref"].rpartition("/")[2]] for kind, ref in zip(wanted, references, strict=True)}

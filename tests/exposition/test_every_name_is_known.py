@@ -132,4 +132,5 @@ def test_a_run_of_which_everything_is_known_shows_nearly_every_metric(scene: Sce
         "verl_forecast_seconds_to_limit",
         "verl_recoveries",
         "verl_sentinel_detector_faults",
+        "verl_sentinel_notifications",
     }

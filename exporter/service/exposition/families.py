@@ -323,6 +323,9 @@ SINK_FAILED = _add(
 SINK_DROPPED = _add(
     "counter", "verl_sentinel_sink_dropped_entries", "Pushes never sent: beyond the sink's bound, or unreadable", "sink"
 )
+NOTIFICATIONS = _add(
+    "counter", "verl_sentinel_notifications", "Messages handed to a target, by what became of it", "target", "outcome"
+)
 AUDIT_ENTRIES = _add("counter", "verl_sentinel_audit_entries", "Entries of the audit log, by kind", "kind")
 SCRAPE_FAULTS = _add(
     "counter", "verl_sentinel_scrape_faults", "Times that a run could not be shown in full by a fault of the exporter"

@@ -62,6 +62,8 @@ def put_health(page: Page, health: Health, audit: Mapping[str, int], *, runs: in
         page.put(f.REJECTED, count, reason)
     for what, count in ingest.reload_failures.items():
         page.put(f.RELOAD_FAILURES, count, what)
+    for (target, outcome), count in ingest.notifications.items():
+        page.put(f.NOTIFICATIONS, count, target, outcome)
     page.summary(f.PUSH_DURATION, ingest.answered, ingest.seconds)
     page.put(f.JOURNAL_ERROR, int(bool(core.journal_error or core.mending)))
     page.put(f.JOURNAL_UNREADABLE, core.unreadable_entries)
