@@ -72,6 +72,11 @@ class FakeDriver:
     @property
     def calls(self) -> list[str]:
         """`init` and `shutdown`, in order."""
+        return [call for call in self.all_calls if call in ("init", "shutdown")]
+
+    @property
+    def all_calls(self) -> list[str]:
+        """With `events` and `freed` besides: an event set was made, and given back."""
         return self._log.read_text().split() if self._log.exists() else []
 
 

@@ -12,15 +12,22 @@
  *   0.name NVIDIA H200      0.uuid GPU-0000      0.handle !15
  *   0.total 150754820096    0.used 1048576       0.reserved 600     bytes
  *   0.gpu 57                per cent             0.power 350123     milliwatts        0.temperature 41   Celsius
+ *   0.events 1              the GPU takes registrations for events
+ *   0.xids 2    0.xid 79    critical events so far, and the code of those that nobody was told yet
+ *   0.wait !15              waiting for events fails
  *
- * A key that is missing gives "not supported". Each nvmlInit and nvmlShutdown is a line in the file FAKE_NVML_LOG, if set.
+ * A key that is missing gives "not supported". Each nvmlInit and nvmlShutdown, and each event set made and freed, is a
+ * line in the file FAKE_NVML_LOG, if set.
  * Built with -DOLD_DRIVER it lacks the symbols that drivers before 570 lack.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, MISMATCH = 25 };
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
+    MISMATCH = 25
+};
 
 typedef int nvmlReturn_t;
 typedef struct device *nvmlDevice_t;
@@ -28,6 +35,12 @@ typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
 typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned int version; int sensor; int temperature; } nvmlTemperature_t;
+typedef struct { nvmlDevice_t device; unsigned long long seen; } *nvmlEventSet_t;
+typedef struct {
+    nvmlDevice_t device;
+    unsigned long long eventType, eventData;
+    unsigned int gpuInstanceId, computeInstanceId;
+} nvmlEventData_t;
 
 static int initialized;
 static char epoch_at_init[64];
@@ -172,6 +185,41 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned 
 }
 
 #ifndef OLD_DRIVER
+nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
+    nvmlReturn_t result = session();
+    if (!result && !(*set = calloc(1, sizeof **set))) result = INSUFFICIENT_SIZE;
+    if (!result) note("events");
+    return result;
+}
+
+nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
+    free(set);
+    note("freed");
+    return SUCCESS;
+}
+
+/* What has happened before the registration is told to nobody. */
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) {
+    unsigned long long yes = 0;
+    nvmlReturn_t result = types == 8 ? ask_number(device, "events", &yes) : INVALID_ARGUMENT;
+    set->device = device;
+    if (!result) ask_number(device, "xids", &set->seen);
+    return result;
+}
+
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int milliseconds) {
+    unsigned long long xids = 0;
+    nvmlReturn_t result = ask_device(set->device, "wait", (char[64]){0}, 64);
+    if (milliseconds) return INVALID_ARGUMENT; /* a sample must not be kept waiting */
+    if (result != NOT_SUPPORTED) return result;
+    ask_number(set->device, "xids", &xids);
+    if (set->seen >= xids) return TIMEOUT;
+    set->seen++;
+    data->device = set->device;
+    data->eventType = 8;
+    return ask_number(set->device, "xid", &data->eventData);
+}
+
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
     nvmlReturn_t result;
     if (memory->version != (sizeof *memory | 2u << 24)) return MISMATCH;

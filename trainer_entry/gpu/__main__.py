@@ -45,6 +45,8 @@ def table(sampler: GpuSampler, sample: Sample, cost_microseconds: float | None) 
 
 def _line(reading: GpuReading) -> str:
     label = reading.name or reading.uuid or "unknown"
+    if reading.xid_errors:
+        label += f", {reading.xid_errors} critical Xid event(s), the newest {reading.last_xid}"
     if reading.error:
         return f"{reading.index:>3}  {'LOST' if reading.lost else 'failed'}: {reading.error}  ({label})"
     memory = (

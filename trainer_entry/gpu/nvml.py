@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from trainer_entry.gpu.events import XidEvents
 
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
@@ -68,6 +70,8 @@ class DeviceValues:
     temperature_celsius: float | None = None
     lost: bool = False
     error: str = ""
+    xids: tuple[int, ...] | None = None
+    """Codes of the critical Xid events since the last reading; None where the driver or the GPU does not tell."""
 
 
 def load_binding() -> Any:
@@ -89,10 +93,12 @@ class Nvml:
             binding.nvmlInit()
         except binding.NVMLError as error:
             raise NvmlUnavailable(_opening_sentence(error.value, str(error))) from None
+        self._events = XidEvents(binding)
         self.driver_version = _text(_Calls(binding).first(binding.nvmlSystemGetDriverVersion))
 
     def close(self) -> None:
         """End the session. It is given up also where the driver, gone already, answers with an error."""
+        self._events.close()
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
@@ -108,11 +114,17 @@ class Nvml:
 
     def read(self, index: int) -> DeviceValues:
         """Read the GPU that the driver lists at ``index``. Raises :class:`SessionOver`, and nothing else of NVML's."""
+        values = self._values(index)
+        # After the values, for the first reading of a GPU begins to listen; also of one that was lost meanwhile.
+        return replace(values, xids=self._events.new(index))
+
+    def _values(self, index: int) -> DeviceValues:
         nvml = self._nvml
         uuid = name = ""
         calls = _Calls(nvml)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            self._events.watch(index, handle)
             uuid = _text(calls.first(lambda: nvml.nvmlDeviceGetUUID(handle)))
             name = _text(calls.first(lambda: nvml.nvmlDeviceGetName(handle)))
             calls = _Calls(nvml)

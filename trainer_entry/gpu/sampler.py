@@ -31,6 +31,14 @@ class Sample:
     readings: list[GpuReading] = field(default_factory=list)
 
 
+@dataclass
+class _Xids:
+    """Critical Xid events of one GPU since this sampler began."""
+
+    count: int = 0
+    newest: int = 0
+
+
 @dataclass(frozen=True)
 class _Identity:
     uuid: str
@@ -60,6 +68,8 @@ class GpuSampler:
         """Every GPU ever seen, by the index that its readings carry."""
         self._places: dict[int, int] = {}
         """Index in the open session of the driver, to the index that the readings carry."""
+        self._xids: dict[int, _Xids] = {}
+        """By the index that the readings carry, of those GPUs whose driver has told of events."""
         self._reason = ""
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._retry_at = 0.0
@@ -154,6 +164,11 @@ class GpuSampler:
 
     def _reading(self, place: int, answer: DeviceValues) -> GpuReading:
         identity = self._identities[place]
+        if answer.xids is not None:
+            known = self._xids.setdefault(place, _Xids())
+            known.count += len(answer.xids)
+            known.newest = answer.xids[-1] if answer.xids else known.newest
+        xids = self._xids.get(place)  # also of a GPU that cannot be read any more: its last events say why
         return GpuReading(
             node=self.node,
             index=place,
@@ -166,6 +181,8 @@ class GpuSampler:
             temperature_celsius=answer.temperature_celsius,
             lost=answer.lost,
             error=answer.error,
+            xid_errors=None if xids is None else xids.count,
+            last_xid=None if xids is None else xids.newest,
         )
 
 
