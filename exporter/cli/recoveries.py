@@ -9,7 +9,7 @@ import typer
 from exporter.cli.asking import DEFAULT_URL, AsJson, Limit, Url, Who, ask, quoted, user
 from exporter.cli.showing import clean, moment, show_json, show_rows
 
-recoveries_app = typer.Typer(no_args_is_help=True, help="Recoveries: list, show, approve, refuse, acknowledge.")
+recoveries_app = typer.Typer(no_args_is_help=True, help="Recoveries: list, show, approve, refuse, abort, acknowledge.")
 
 RecoveryId = Annotated[str, typer.Argument(help="Id of the recovery.")]
 
@@ -56,13 +56,20 @@ def recoveries_refuse(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who 
     _decide(url, recovery_id, "refuse", who)
 
 
+@recoveries_app.command("abort")
+def recoveries_abort(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
+    """Stop acting on a recovery that is under way. The trainer is left as it is: running, or stopped."""
+    _decide(url, recovery_id, "abort", who)
+
+
 @recoveries_app.command("acknowledge")
 def recoveries_acknowledge(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
-    """Take note that a recovery has failed; its alert ends."""
+    """Take note that a recovery has failed, and its alert ends; an aborted one no longer holds others back."""
     _decide(url, recovery_id, "acknowledge", who)
 
 
 def _decide(url: str, recovery_id: str, decision: str, who: str) -> None:
     answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", "stage", {"who": who or user()})
     stage = answer["stage"].replace("_", " ")
-    typer.echo(clean(f"Recovery {answer['id']} of run {answer['run_id']} is {stage}."))
+    said = f"Recovery {answer['id']} of run {answer['run_id']} is {stage}."
+    typer.echo(clean(f"{said} {answer['outcome']}" if decision == "abort" else said))

@@ -315,6 +315,10 @@ class RecoveryEngine:
 
 def _summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     """The sentence of the audit line; the numbers are in its data."""
+    if new.planned_target_step != old.planned_target_step and new.stage == old.stage:
+        target = "and none is left" if new.planned_target_step is None else f"to step {new.planned_target_step}"
+        stage = new.stage.replace("_", " ")
+        return f"Still {stage}; the target moved back from step {old.planned_target_step} {target}."
     if new.stage == old.stage and "outcome" not in changed:
         names = sorted({*changed, *changed.get("times", ())} - {"times"})
         return f"Still {new.stage.replace('_', ' ')}; new: {', '.join(names)}."

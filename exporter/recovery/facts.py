@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from exporter.detectors.base import Severity
+from exporter.protocol import Scalar
 
 LIVE_DETECTORS = frozenset({"stalled_phase", "trainer_exited", "silent_run", "rollout_failures"})
 """Detectors that judge the step in progress. Their findings are certain when critical, and do not spoil the weights."""
@@ -33,6 +34,17 @@ class Checkpoint:
     bytes: int = 0
     """On disk, and how long saving took; 0 where the trainer does not tell."""
     save_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One checkpoint that was considered as the target, and the verdict on it."""
+
+    step: int
+    path: str
+    attempt: int
+    eligible: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,8 @@ class RunFacts:
     attempts: tuple[AttemptFacts, ...] = ()
     incidents: tuple[OpenIncident, ...] = ()
     """Every open incident of the run, of any severity."""
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    """Resolved configuration of the attempt, keys joined with dots; empty where its trainer did not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from exporter.coupling import spoils_weights, witnesses
-from exporter.recovery.facts import LIVE_DETECTORS, Checkpoint, OpenIncident, RunFacts
+from exporter.recovery.changes import Difference, differences, worth_keeping
+from exporter.recovery.facts import LIVE_DETECTORS, Candidate, Checkpoint, OpenIncident, RunFacts
 from exporter.recovery.policy import DAY_SECONDS, Action, RecoveryPolicy
 from exporter.recovery.record import Recovery, spell_numbers
 
@@ -20,17 +21,6 @@ RefusalKind = Literal["active", "stale", "no_trigger", "answered", "aborted", "a
 
 WAITING: frozenset[RefusalKind] = frozenset({"aborted", "agreement", "cooldown"})
 """Refusals that hold only for now: the alert is kept and judged again while its incident stays open."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One checkpoint that was considered as the target, and the verdict on it."""
-
-    step: int
-    path: str
-    attempt: int
-    eligible: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +37,9 @@ class Plan:
     """A rollback was due, but there is nothing to go back to: the run is stopped, and a person has to be told."""
     evidence: tuple[OpenIncident, ...]
     candidates: tuple[Candidate, ...]
+    step: int
+    """Newest step of the attempt at that moment."""
+    changes: tuple[Difference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +210,15 @@ def _plan(action: Action, evidence: tuple[OpenIncident, ...], facts: RunFacts, p
     if chosen is not None:
         target = Checkpoint(step=chosen.step, path=chosen.path, attempt=chosen.attempt, verified=True)
         reason = f"{findings}. Back to step {chosen.step}, the newest verified checkpoint up to step {limit}."
-        return Plan(action, reason, onset, limit, target, False, evidence, candidates)
+        changes = differences(facts, target)
+        return Plan(action, reason, onset, limit, target, False, evidence, candidates, facts.step, changes)
     if action == "stop":
-        return Plan(action, f"{findings}. The policy asks for a stop.", onset, limit, None, False, evidence, candidates)
+        reason = f"{findings}. The policy asks for a stop."
+        return Plan(action, reason, onset, limit, None, False, evidence, candidates, facts.step)
     reason = (
         f"{findings}. No verified checkpoint up to step {limit} is known, so the run is stopped and not started again."
     )
-    return Plan("stop", reason, onset, limit, None, True, evidence, candidates)
+    return Plan("stop", reason, onset, limit, None, True, evidence, candidates, facts.step)
 
 
 def with_plan(recovery: Recovery, plan: Plan) -> Recovery:
@@ -237,6 +232,9 @@ def with_plan(recovery: Recovery, plan: Plan) -> Recovery:
         not_after_step=plan.not_after_step,
         planned_target_step=None if plan.target is None else plan.target.step,
         planned_target_path="" if plan.target is None else plan.target.path,
+        planned_at_step=plan.step,
+        changes=plan.changes,
+        candidates=worth_keeping(plan.candidates),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from exporter.protocol import Command, json_number
+from exporter.recovery.changes import Difference
+from exporter.recovery.facts import Candidate
 from exporter.recovery.policy import Action, Mode
 
 Stage = Literal[
@@ -87,6 +89,12 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     not_after_step: int | None = None
     planned_target_step: int | None = None
     planned_target_path: str = ""
+    planned_at_step: int | None = None
+    """Newest step of the failed attempt when the plan was made."""
+    changes: tuple[Difference, ...] = ()
+    """What will be different in the next attempt."""
+    candidates: tuple[Candidate, ...] = ()
+    """Checkpoints that were considered, the newest first, with why each was taken or not; those that matter."""
     without_target: bool = False
     """A rollback was due, but no checkpoint was eligible: the run is stopped and the recovery fails."""
     target_step: int | None = None

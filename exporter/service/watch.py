@@ -185,6 +185,7 @@ class WatchedRun:
             checkpoints=tuple(state.checkpoints),
             attempts=tuple(state.attempts),
             incidents=tuple(open_incident(incident, names[incident.key]) for incident in self.book),
+            config=state.config,
         )
 
     def groups(self) -> list[Group]:

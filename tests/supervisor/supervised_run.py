@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from exporter.protocol import Batch, Command, CommandProgress, PushAnswer, decode_batch, encode
+from exporter.protocol import Abort, Batch, Command, CommandProgress, PushAnswer, decode_batch, encode
 from trainer_entry.supervisor import processes
 
 HERE = Path(__file__).parent
@@ -43,6 +43,7 @@ class FakeExporter:
     def __init__(self, port: int = 0) -> None:
         self.batches: list[Batch] = []
         self.command: Command | None = None
+        self.abort: Abort | None = None
         self.closed = False
         outer = self
 
@@ -55,8 +56,9 @@ class FakeExporter:
                     self.close_connection = True
                     return
                 outer.batches.append(batch)
-                command = outer.command if batch.sender.role == "supervisor" else None
-                body = encode(PushAnswer(accepted_seq=batch.seq, command=command))
+                asked = batch.sender.role == "supervisor"
+                command, abort = (outer.command, outer.abort) if asked else (None, None)
+                body = encode(PushAnswer(accepted_seq=batch.seq, command=command, abort=abort))
                 self.send_response(200)
                 self.send_header("Content-Type", "application/msgpack")
                 self.send_header("Content-Length", str(len(body)))
@@ -105,7 +107,7 @@ class FakeExporter:
             return [p for p in self.progress(command_id) if p.state in ("succeeded", "failed")]
 
         last: CommandProgress = until(ended, f"the end of command {command_id}")[0]
-        self.command = None
+        self.command = self.abort = None
         return last
 
 
@@ -225,6 +227,15 @@ class Scene:
         assert self.exporter is not None
         self.exporter.command = Command(id=name, run_id="test-run", attempt=attempt, action=action, **fields)
         return self.exporter.command
+
+    def abort(self, name: str, attempt: int = 1, action: Any = "rollback") -> Abort:
+        """Have the exporter call a command off: from now on the abort is handed out, and the command no more."""
+        assert self.exporter is not None
+        self.exporter.command = None
+        self.exporter.abort = Abort(
+            id=name, run_id="test-run", attempt=attempt, action=action, reason="ada aborted it."
+        )
+        return self.exporter.abort
 
     def of_attempts(self) -> list[int]:
         """Live processes of any attempt of this run, by the marker."""

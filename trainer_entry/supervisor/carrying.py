@@ -133,14 +133,13 @@ class Carrying:
 
         A stop that had begun is finished by now: this is heard between two steps of a command, never within one.
         """
-        known = self._book.get(asked.id)
-        if known is not None and known.final:
-            self._report(known)
-            return
         active = self._active if self.active_id == asked.id else None
-        record = active or known or accepted(asked, time.time())
         if active is not None:
             self._let_go()
+        record = active or self._book.get(asked.id) or accepted(asked, time.time())
+        if record.final:
+            self._report(record)
+            return
         end = aborting.end_of(asked, record, self._life, under_way=active is not None)
         # Whoever is killed between these hears of the abort again; the command is over only when the run is held.
         if end.hold:
