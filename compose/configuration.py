@@ -81,11 +81,12 @@ def alertmanager(addresses: Addresses, *, templates: str, token_file: str = ALER
 
 def write_rules(folder: Path, *, console: str, grafana: str = DEFAULT_GRAFANA) -> None:
     """Put the rule files of ``rules/prometheus`` into ``folder``, with links that begin with these two addresses."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in (RULES / "prometheus").glob("*.rules.yml"):
+    source = RULES / "prometheus"
+    for file in source.rglob("*.rules.yml"):
+        there = folder / file.relative_to(source)
+        there.parent.mkdir(parents=True, exist_ok=True)
         text = file.read_text(encoding="utf-8")
-        text = text.replace(DEFAULT_CONSOLE, console).replace(DEFAULT_GRAFANA, grafana)
-        (folder / file.name).write_text(text, encoding="utf-8")
+        there.write_text(text.replace(DEFAULT_CONSOLE, console).replace(DEFAULT_GRAFANA, grafana), encoding="utf-8")
 
 
 def _retargeted(section: Mapping[str, Any], targets: Mapping[str, str]) -> dict[str, Any]:
