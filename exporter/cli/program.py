@@ -14,6 +14,7 @@ import typer
 
 from exporter.cli.check import check
 from exporter.cli.detectors import detectors
+from exporter.cli.export import export
 from exporter.cli.following import follow
 from exporter.cli.incidents import acknowledge, incidents
 from exporter.cli.journal import journal_app
@@ -76,6 +77,7 @@ app.command()(audit)
 app.command()(follow)
 app.command()(detectors)
 app.command()(check)
+app.command()(export)
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from exporter.cli.asking import DEFAULT_URL, AsJson, Limit, Url, Who, ask, quoted, user
+from exporter.cli.recovery_summary import print_recovery
 from exporter.cli.showing import clean, moment, show_json, show_rows
 
 recoveries_app = typer.Typer(no_args_is_help=True, help="Recoveries: list, show, approve, refuse, abort, acknowledge.")
@@ -39,9 +40,13 @@ def recoveries_list(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limi
 
 
 @recoveries_app.command("show")
-def recoveries_show(recovery_id: RecoveryId, url: Url = DEFAULT_URL) -> None:
-    """Show one recovery with its evidence, as JSON."""
-    show_json(ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}", "stage"))
+def recoveries_show(recovery_id: RecoveryId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show one recovery: evidence, what will be different, checkpoints considered, times."""
+    answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}", "stage")
+    if as_json:
+        show_json(answer)
+    else:
+        print_recovery(answer)
 
 
 @recoveries_app.command("approve")

@@ -92,12 +92,22 @@ def test_a_recovery_is_listed_shown_approved_once_and_audited(exporter: Exporter
 
     recovery = wait_for(waiting, exporter)
     assert recovery in cli(exporter, "recoveries", "list")[1]
-    assert '"planned_target_step": 2' in cli(exporter, "recoveries", "show", recovery)[1]
+    assert '"planned_target_step": 2' in cli(exporter, "recoveries", "show", recovery, "--json")[1]
+    shown = cli(exporter, "recoveries", "show", recovery)[1]
+    for line in ("  stage        awaiting approval", "trainer.resume_mode", "not reported", "resume_path", "target"):
+        assert line in shown
     code, shown = cli(exporter, "recoveries", "approve", recovery, "--who", "ada")
     assert (code, shown) == (0, f"Recovery {recovery} of run grpo[bold] is commanded.\n")
     code, shown = cli(exporter, "recoveries", "refuse", recovery)
     assert code == 1
     assert "is commanded; this is only possible while it is awaiting approval." in shown
+    code, shown = cli(exporter, "recoveries", "abort", recovery, "--who", "bob")
+    assert (code, shown) == (
+        0,
+        f"Recovery {recovery} of run grpo[bold] is aborted. bob aborted it while it was commanded. "
+        "The supervisor had not been told of it yet, so nothing was done to the run.\n",
+    )
+    assert cli(exporter, "recoveries", "abort", recovery, "--who", "eve")[0] == 0
     assert "ada" in cli(exporter, "audit", "--json")[1]
 
 
