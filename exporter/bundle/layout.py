@@ -101,7 +101,7 @@ def _sort(tree: Tree, path: str, rule_files: list[RuleFile], configs: list[Confi
         return
     known = entries(node)
     if "groups" in known:
-        rule_files.append(RuleFile(path, tuple(_rules(path, node))))
+        rule_files.append(RuleFile(path, tuple(rules_in(path, node))))
     elif {"global", "scrape_configs", "rule_files", "remote_write"} & set(known):
         loads = [
             (posixpath.normpath(posixpath.join(posixpath.dirname(path), text_of(item))), line_of(item))
@@ -112,7 +112,8 @@ def _sort(tree: Tree, path: str, rule_files: list[RuleFile], configs: list[Confi
         tree.report.add(path, 1, "file", "It is neither rules (groups) nor a configuration of Prometheus.")
 
 
-def _rules(path: str, node: yaml.Node) -> list[Rule]:
+def rules_in(path: str, node: yaml.Node | None) -> list[Rule]:
+    """The rules of a file, in their order."""
     found: list[Rule] = []
     for group in items(value_of(node, "groups")):
         for rule in items(value_of(group, "rules")):
