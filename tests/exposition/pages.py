@@ -19,6 +19,7 @@ from exporter.protocol import (
     OpenPhase,
     PhaseReport,
     RolloutCounts,
+    RunStarted,
 )
 from exporter.service.archivist import ArchivistHealth
 from exporter.service.exposition import Exposition, Ingest
@@ -67,6 +68,7 @@ def text(scene: Scene) -> str:
 def rich(scene: Scene) -> None:
     """A run of which everything is known, and a second one."""
     scene.push(sender="sup", role="supervisor", events=[AttemptStarted(time=0.0, pid=1)])
+    scene.push(events=[RunStarted(time=0.0, config={"trainer.total_training_steps": 50})])
     scene.step(1, grad=1.0, loss=0.5, time=0.7, val=0.3)
     scene.step(2, grad=500.0, loss=0.4, time=90.0)
     scene.step(1, grad=500.0)
@@ -85,11 +87,13 @@ def rich(scene: Scene) -> None:
                 utilization_ratio=0.5,
                 power_watts=300.0,
                 temperature_celsius=60.0,
+                xid_errors=1,
+                last_xid=94,
             )
         ],
         events=[
             CheckpointSaved(time=0.0, step=1, path="/c/1", verified=True),
-            CheckpointSaved(time=0.0, step=2, path="/c/2", verified=False),
+            CheckpointSaved(time=0.0, step=2, path="/c/2", verified=False, bytes=7, save_seconds=1.5),
             HooksReported(time=0.0, installed=["a", "b"], missing=[HookMissing(name="c", reason="moved")]),
         ],
     )

@@ -130,7 +130,11 @@ def test_a_run_of_which_everything_is_known_shows_nearly_every_metric(scene: Sce
         "verl_signal_lower",
         "verl_signal_upper",
         "verl_forecast_seconds_to_limit",
+        "verl_run_eta_seconds",
         "verl_recoveries",
+        "verl_recovery_stage_seconds",
+        "verl_recovery_target_step",
+        "verl_sentinel_audit_entries",
         "verl_sentinel_detector_faults",
         "verl_sentinel_notifications",
     }

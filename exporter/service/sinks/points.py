@@ -131,6 +131,8 @@ class Lines:
             "utilization_ratio",
             "power_watts",
             "temperature_celsius",
+            "xid_errors",
+            "last_xid",
         )
         read = {name: getattr(gpu, name) for name in names}
         values = {name: float(value) for name, value in read.items() if value is not None}
