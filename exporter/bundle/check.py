@@ -16,8 +16,10 @@ from exporter.bundle.layout import Parts, parts_of
 from exporter.bundle.metrics import Known
 from exporter.bundle.programs import run_programs
 from exporter.bundle.reading import Tree
+from exporter.bundle.routes import lint_routes
 from exporter.bundle.rule_tests import lint_tests
 from exporter.bundle.rules import lint_rules, recorded
+from exporter.bundle.sources import beside
 from exporter.links import DEFAULT_CONSOLE, DEFAULT_GRAFANA
 
 _DASHBOARD: Final = re.compile(r"/d/([A-Za-z0-9_-]+)")
@@ -47,16 +49,24 @@ def check(
             ".", 0, "directory", "There is neither a folder rules nor a folder grafana here: nothing to look at."
         )
         return report
-    known = Known(recorded(parts), allowed)
-    if parts.rules is None:
-        report.notes.append("There is no folder rules here, so what dashboards ask for is what the exporter exports.")
+    # Where there are no rules, dashboards and routes are for those that come with this program.
+    own = parts_of(Tree(beside(), Report()))
+    known = Known(recorded(parts if parts.rule_files else own), allowed)
+    if parts.rules is None or not tree.has(parts.below("prometheus")):
+        report.notes.append(
+            "There are no rules here, so what they record is taken from those that come with verl-sentinel."
+        )
     else:
         lint_rules(tree, parts, known, report)
         lint_tests(tree, parts, report)
         if not parts.rule_files:
             report.add(parts.rules, 0, "directory", "There is no rule file in its folder prometheus.")
-        if parts.alertmanager is None:
-            report.notes.append("There is no alertmanager.yml here.")
+    if parts.alertmanager is not None:
+        alerts = [rule for rule in (*parts.all_rules(), *own.all_rules()) if rule.kind == "alert"]
+        names, severities = {rule.name for rule in alerts}, {rule.severity for rule in alerts}
+        lint_routes(tree, parts.alertmanager, names, severities, report)
+    elif parts.rules is not None:
+        report.notes.append("There is no alertmanager.yml here.")
     if parts.grafana is None:
         report.notes.append("There is no folder grafana here, so no dashboard was looked at.")
     else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -39,19 +41,19 @@ def run_programs(root: Path, parts: Parts, without: Collection[str], report: Rep
     wanted += [("promtool", ("test", "rules"), path) for path in parts.tests]
     if parts.alertmanager is not None:
         wanted.append(("amtool", ("check-config",), parts.alertmanager))
-    missing: set[str] = set()
-    for program, arguments, path in wanted:
-        if program in without or program in missing:
-            continue
-        found = shutil.which(program)
-        if found is None:
-            missing.add(program)
+    found = {program: shutil.which(program) for program in PROGRAMS if program not in without}
+    for program in sorted({program for program, _, _ in wanted}):
+        if program in without:
+            report.notes.append(f"{program} was left out.")
+        elif found[program] is None:
             source = PROGRAMS[program]
             report.missing.append(f"{program} is not installed: {source}; or leave it out with --without {program}.")
-            continue
+    calls = [(path, arguments, program, where) for program, arguments, path in wanted if (where := found.get(program))]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(lambda call: _run(root, (call[3], *call[1], call[0]), call[2], call[0], report), calls):
+            pass
+    for _, _, program, _ in calls:
         report.saw(f"files with {program}")
-        _run(root, (found, *arguments, path), program, path, report)
-    report.notes += [f"{program} was left out." for program in PROGRAMS if program in without]
 
 
 def _run(root: Path, command: tuple[str, ...], program: str, path: str, report: Report) -> None:

@@ -30,6 +30,7 @@ class Plan:
     """What an export would do, each a list of paths below the directory."""
 
     folder: Path
+    parts: tuple[str, ...]
     before: Manifest
     write: dict[str, bytes] = field(default_factory=dict)
     new: list[str] = field(default_factory=list)
@@ -72,7 +73,7 @@ def plan(folder: Path, bundle: Bundle, force: bool = False) -> Plan:
         if not force:
             raise CannotWrite(str(error)) from None
         before = Manifest()
-    made = Plan(folder, before)
+    made = Plan(folder, bundle.parts, before)
     for path, text in bundle.files.items():
         content = text.encode()
         made.wanted[path] = content

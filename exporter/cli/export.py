@@ -238,5 +238,9 @@ def _say(made: Plan, *, done: bool, force: bool) -> None:
         f"{made.folder}: {counted(len(made.new), 'file')} {to}new, {len(made.write) - len(made.new)} {to}changed, "
         f"{len(made.remove)} {to}removed, {same} as they were."
     )
+    if "compose" in made.parts:
+        for folder in ("rules", "grafana"):
+            if not (made.folder / folder).is_dir() and done:
+                tell(f"compose/compose.yml mounts {folder}/ beside it, which is not there: export that part too.")
     if done:
         tell(f"Next: verl-sentinel check {shlex.quote(str(made.folder))}")
