@@ -16,7 +16,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 
 from grafana.panels import DATASOURCE, Built
-from grafana.queries import PROJECT, RUN
+from grafana.queries import NO_COHORT, PROJECT, RUN
 
 COLUMNS: Final = 24
 SCHEMA_VERSION: Final = 38
@@ -246,10 +246,11 @@ def nodes() -> model.VariableModel:
 
 
 def cohort(name: str, label: str, description: str, *, last: bool) -> model.VariableModel:
-    """One cohort of the chosen projects: by name the first, or the last."""
-    query = _query(name, label, description, f"label_values(verl_run_info{{{PROJECT}}}, cohort)")
+    """One cohort of the chosen projects, that of runs without one too: by name the first, or the last."""
+    named = f"label_replace(verl_run_info{{{PROJECT}}}, `cohort`, `{NO_COHORT}`, `cohort`, ``)"
+    query = _query(name, label, description, f"query_result(count by (cohort) ({named}))")
     order = model.VariableSort.ALPHABETICAL_DESC if last else model.VariableSort.ALPHABETICAL_ASC
-    return query.sort(order).multi(False).include_all(False).build()
+    return query.regex('/cohort="([^"]*)"/').sort(order).multi(False).include_all(False).build()
 
 
 def window(default: str) -> model.VariableModel:

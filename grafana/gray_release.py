@@ -1,7 +1,7 @@
 """Gray release: runs of a candidate cohort against those of a baseline, on what a release may break.
 
-The cohort is what ``VERL_SENTINEL_COHORT`` says of a run. Where no run says one, both cohorts are the runs without, and
-everything is 1 to 1.
+The cohort is what ``VERL_SENTINEL_COHORT`` says of a run; runs without one are a cohort, too. Where all runs are of one
+cohort it is both, and everything is 1 to 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from grafana.boards import Board, Line, Row, cohort, even, project
 from grafana.panels import BLUE, GREEN, GREY, ORANGE, RED, Step, lines, number
-from grafana.queries import PROJECT, Query, info
+from grafana.queries import NO_COHORT, PROJECT, Query
 from grafana.tables import Label, Value, rows
 
 BASELINE, CANDIDATE = "baseline", "candidate"
@@ -22,8 +22,10 @@ _LESS_IS_BAD: tuple[Step, ...] = ((None, RED), (0.85, ORANGE), (0.95, GREEN))
 
 
 def members(name: str) -> str:
-    """1 for each run of a cohort."""
-    return info(where=f"{PROJECT}, cohort=~`${{{name}:regex}}`")
+    """1 for each run of a cohort, of a project that is chosen; the value of the variable is compared as it is."""
+    named = f"label_replace(verl_run_info{{{PROJECT}}}, `cohort`, `{NO_COHORT}`, `cohort`, ``)"
+    chosen = f"label_replace(vector(1), `cohort`, `${{{name}:raw}}`, ``, ``)"
+    return f"max by (run) ({named} * on (cohort) group_left () {chosen})"
 
 
 def mean(metric: str) -> Callable[[str], str]:

@@ -14,6 +14,9 @@ RUN: Final = "run=~`${run:regex}`"
 PROJECT: Final = "project=~`${project:regex}`"
 NODE: Final = "node=~`${node:regex}`"
 
+NO_COHORT: Final = "(none)"
+"""What a run without a cohort is called where one is chosen; no value of a variable is empty."""
+
 WEIGHT_SYNC: Final = 'phase=~"update_weights|sync_rollout_weights"'
 """verl's names for new weights on their way to the rollout engine, of its V1 and its legacy trainer."""
 

@@ -38,8 +38,8 @@ def _now() -> Line:
             meanings=STATE_WORDS,
         ),
         number(
-            "Critical incidents",
-            "Findings of severity critical that are not resolved. Healthy: 0. Otherwise see the table below.",
+            "Critical",
+            "Findings of severity critical that are not resolved. Healthy: 0. Otherwise the table below says which.",
             Query(f"count({incidents}) or vector(0)"),
             unit="none",
             steps=ONE_IS_BAD,
@@ -61,7 +61,7 @@ def _now() -> Line:
             maximum=1,
         ),
         number(
-            "Age of the newest step",
+            "Step age",
             "Seconds since the newest step arrived. Healthy: at most about the duration of a step, of a "
             "validation or of a save. Growing without end: the run hangs, see the open phases below.",
             Query(age),
@@ -77,9 +77,9 @@ def _now() -> Line:
             decimals=1,
         ),
         number(
-            "Goodput, last hour",
+            "Goodput, 1 h",
             "Effective training time: the share of the last hour that went into steps done for the first time. "
-            "Healthy: above 90 %. Where the rest went is at the bottom.",
+            "Healthy: above 90 %. Where the rest went is under Checkpoints and time.",
             Query(newest("verl:effective_training_time:ratio1h")),
             unit="percentunit",
             decimals=1,
@@ -88,7 +88,7 @@ def _now() -> Line:
             steps=SHARE_IS_GOOD,
         ),
         number(
-            "Age of the checkpoint",
+            "Checkpoint age",
             "Seconds since the newest checkpoint was saved: what a failure now would cost. – before the first.",
             Query(saved),
             unit="s",
@@ -97,7 +97,7 @@ def _now() -> Line:
     )
 
 
-def _findings() -> list[Line]:
+def _findings() -> Line:
     opened = newest("verl_incident_open", "detector", "signal", "severity")
     table = rows(
         "Open findings",
@@ -117,17 +117,20 @@ def _findings() -> list[Line]:
         sort=("Severity", False),
         hidden=["run"],
     )
-    return [
-        even(
-            7,
-            table,
-            states(
-                "State",
-                "What state the run was in. Healthy: green from start to finish.",
-                Query(state_numbers(), "state"),
-                meanings=STATE_WORDS,
-            ),
+    return even(
+        7,
+        table,
+        states(
+            "State",
+            "What state the run was in. Healthy: green from start to finish.",
+            Query(state_numbers(), "state"),
+            meanings=STATE_WORDS,
         ),
+    )
+
+
+def _time() -> list[Line]:
+    return [
         even(
             8,
             lines(
@@ -238,9 +241,9 @@ def board() -> Board:
         variables=[project(), one_run()],
         annotations=ANNOTATIONS,
         rows=[
-            Row("Now", [_now()]),
+            Row("Now", [_now(), _findings()]),
             Row("Learning", learning()),
-            Row("Findings, checkpoints and lost time", _findings()),
+            Row("Checkpoints and time", _time()),
             Row("More of learning", more(), collapsed=True),
             Row("Value model", [critic()], collapsed=True),
         ],
