@@ -53,7 +53,7 @@ def run_routes(exporter: Exporter, access: Access) -> list[HTTPRouteHandler]:
     """The handlers, bound to one exporter."""
     core, clock = exporter.core, exporter.clock
     archive = Archive(Path(exporter.config.data_dir))
-    exports = _Exports()
+    exports = Exports()
 
     @get(RUNS_PATH + "{run_id:str}", sync_to_thread=False)
     def run(request: AnyRequest, run_id: str) -> Response[bytes]:
@@ -126,7 +126,7 @@ async def joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
             yield chunk
 
 
-class _Exports:
+class Exports:
     """Runs exports on threads of their own, one each, and not too many at a time."""
 
     def __init__(self) -> None:

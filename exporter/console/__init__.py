@@ -24,8 +24,8 @@ Server-rendered with Jinja2, no build step, no outside host. How a page is made 
 and one line for ``incident_pages`` in :data:`exporter.console.rooms.PAGES`. A path that takes only POST gets a page
 that says so for GET by itself.
 
-Templates extend ``base.html`` and fill the blocks ``content`` (required), ``heading``, ``actions`` and ``every`` (seconds
-between two refreshes). In every template:
+Templates extend ``base.html`` and fill the blocks ``content`` (required), ``heading``, ``actions`` and ``every``
+(seconds between two refreshes). In every template:
 
 - ``_("…")`` and ``ngettext("…", "…", n)`` for text, ``said(text)`` for a constant text that comes from the program (a
   detector's meaning or advice), ``label("state", name)`` for the name of a state, severity, phase or signal (see

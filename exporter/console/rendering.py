@@ -8,6 +8,7 @@ their turn, of values that were collected before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -62,8 +63,8 @@ class Pages:
 
 
 def make_environment(texts: Texts, every: Mapping[str, Any]) -> Environment:
-    """The templates of one language, each compiled. Raises what Jinja says of a template that is wrong."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    """The templates of one language, each compiled."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
     from exporter.console.shown import Shown
 
@@ -86,11 +87,15 @@ def make_environment(texts: Texts, every: Mapping[str, Any]) -> Environment:
         """What a state, severity, phase or signal is called; its own name where it has no other."""
         return texts.gettext(LABELS[kind].get(name, name)) if name else ""
 
-    made.globals.update(
-        every, lang=language, html_lang=HTML_LANG[language], languages=LANGUAGES, said=texts.gettext, label=label
-    )
+    def names(kind: str) -> dict[str, str]:
+        """All names of one kind, for a script."""
+        return {name: texts.gettext(text) for name, text in LABELS[kind].items()}
+
+    made.globals.update(every, lang=language, html_lang=HTML_LANG[language], languages=LANGUAGES)
+    made.globals.update(said=texts.gettext, label=label, names=names)
     for name in made.list_templates(["html"]):
-        made.get_template(name)
+        with contextlib.suppress(TemplateError):  # its own page says it, and the others are there
+            made.get_template(name)
     return made
 
 

@@ -13,7 +13,10 @@ from exporter.app.access import Access
 from exporter.app.bodies import Bodies
 from exporter.app.lifecycle import Exporter
 from exporter.console.errors import guarded
+from exporter.console.run_page import run_pages
+from exporter.console.runbooks import runbook_pages
 from exporter.console.runs_page import runs_pages
+from exporter.console.series import series_pages
 from exporter.console.signing_in import sign_in_pages
 from exporter.console.static_files import static_pages
 from exporter.console.visiting import AnyRequest, Console
@@ -22,6 +25,9 @@ from exporter.service.admission import Refused
 PAGES: Final[Sequence[Callable[[Console], list[HTTPRouteHandler]]]] = (
     sign_in_pages,
     runs_pages,
+    run_pages,
+    series_pages,
+    runbook_pages,
 )
 """What makes the handlers of each page, or of some that belong together."""
 
@@ -46,10 +52,9 @@ def _only_posted(handlers: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]
 
 
 def _nothing(made: Console) -> HTTPRouteHandler:
-    @get(["/console/{rest:path}", "/runbooks/{rest:path}"])
+    @get("/console/{rest:path}")
     async def nothing(request: AnyRequest) -> Response[bytes]:
-        if request.url.path.startswith("/console/"):
-            made.enter(request)
+        made.enter(request)
         raise Refused("not_found", f"There is nothing at {request.url.path}.", status=404)
 
     return nothing

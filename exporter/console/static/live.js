@@ -26,6 +26,15 @@ function wire() {
   for (const field of document.querySelectorAll("[data-submit]")) {
     field.addEventListener("change", () => field.form.requestSubmit());
   }
+  for (const field of document.querySelectorAll("[data-filter]")) {
+    field.parentElement.hidden = false;
+    field.addEventListener("input", () => {
+      const wanted = field.value.toLowerCase();
+      for (const row of document.getElementById(field.dataset.filter).rows) {
+        row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      }
+    });
+  }
   if (!seconds) return;
   schedule();
   document.addEventListener("visibilitychange", () => {

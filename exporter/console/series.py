@@ -1,0 +1,192 @@
+"""``/console/series``: the data of a run's charts as JSON, for the script of its page. Mounted by
+:mod:`exporter.console.rooms`.
+
+With ``span=recent`` it is what memory has, at once. Otherwise the whole run, made by one thread for all (see
+:mod:`exporter.console.traces`) and kept for the runs that were looked at last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from exporter.app.run_routes import no_run
+from exporter.console.sending import AnyRequest, Sent
+from exporter.console.visiting import Console
+from exporter.detectors.setup import RunSetup
+from exporter.service.admission import Refused
+from exporter.service.history import Archive
+from exporter.service.recent import RecentStep
+from exporter.service.stored import JournalUnavailable
+from exporter.service.watch import WatchedRun
+
+if TYPE_CHECKING:
+    from exporter.console.picture import Finding, Save
+    from exporter.console.traces import Traces
+
+KEPT_RUNS: Final = 3
+"""Whose traces stay in memory: some megabytes each where the run is long."""
+MOST_WAITING: Final = 6
+"""Pages that wait for the thread. Who comes then is asked to come again."""
+POINTS: Final = 600
+"""Of a series, where the address does not say."""
+JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What the thread needs of a run, taken on the thread that changes it."""
+
+    run: WatchedRun
+    setup: RunSetup
+    trainer: str
+    resumes: Mapping[int, int | None]
+    newest: Sequence[RecentStep]
+    findings: Sequence[Finding]
+    saves: Sequence[Save]
+    steps_total: int
+
+
+def series_pages(console: Console) -> list[HTTPRouteHandler]:
+    """The handler, bound to one console."""
+    made = _Series(console)
+
+    @get("/console/series")
+    async def series(request: AnyRequest) -> Response[bytes]:
+        visitor = console.enter(request)
+        run_id = visitor.asked("id")
+        run = console.core.find(run_id)
+        if run is None:
+            raise no_run(run_id)
+        points = visitor.asked("points")
+        body = await made.of(
+            run,
+            points=int(points) if points.isdecimal() and len(points) < 6 else POINTS,
+            recent=visitor.asked("span") == "recent",
+            known=visitor.asked("known"),
+        )
+        return await Sent(body, JSON, cookies=visitor.cookies).response(request)
+
+    return [series]
+
+
+class _Series:
+    """The traces of the runs that were looked at last."""
+
+    def __init__(self, console: Console) -> None:
+        self._plan = console.exporter.config.detector_plan()
+        self._archive = Archive(Path(console.exporter.config.data_dir))
+        self._thread = ThreadPoolExecutor(1, "console")
+        self._traces: OrderedDict[str, tuple[WatchedRun, Traces]] = OrderedDict()
+        self._waiting = 0
+
+    async def of(self, run: WatchedRun, *, points: int, recent: bool, known: str) -> bytes:
+        """The picture as JSON; ``known``: the version that the browser has, for which the answer is short. Raises
+        :class:`Refused` (429) where too many wait, (503) where the archive cannot be read."""
+        version = version_of(run)
+        if known == version and not recent:
+            return msgspec.json.encode({"version": version, "unchanged": True})
+        if self._waiting >= MOST_WAITING:
+            raise Refused("busy", "Too many charts are being made: ask again.", status=429, retry_after=2)
+        snapshot = _snapshot(run)
+        work = self._recent if recent else self._whole
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, snapshot, points, version)
+        except JournalUnavailable as error:
+            raise Refused("journal", str(error), status=503, retry_after=5) from None
+        finally:
+            self._waiting -= 1
+
+    def _recent(self, it: _Snapshot, points: int, version: str) -> bytes:
+        traces = self._fresh(it, judged=False)
+        traces.go_on(it.newest)
+        return _encoded(traces, it, points, "", complete=len(traces) >= it.steps_total)
+
+    def _whole(self, it: _Snapshot, points: int, version: str) -> bytes:
+        from exporter.console.traces import Gap
+
+        run_id = it.run.state.run_id
+        of_run, traces = self._traces.pop(run_id, (None, None))
+        if traces is None or of_run is not it.run:
+            traces = self._read(it)
+        else:
+            try:
+                traces.go_on(it.newest)
+            except Gap:
+                traces = self._read(it)
+        self._traces[run_id] = (it.run, traces)
+        while len(self._traces) > KEPT_RUNS:
+            self._traces.popitem(last=False)
+        return _encoded(traces, it, points, version, complete=True)
+
+    def _read(self, it: _Snapshot) -> Traces:
+        traces = self._fresh(it)
+        traces.read(self._archive.steps(it.run.state.run_id), it.steps_total)
+        # Steps that are older than the retention are in memory only.
+        if not len(traces):
+            traces.go_on(it.newest)
+        return traces
+
+    def _fresh(self, it: _Snapshot, *, judged: bool = True) -> Traces:
+        # Late: it brings numpy, for those who look at a chart.
+        from exporter.console.traces import Traces
+
+        return Traces(self._plan().step if judged else (), it.setup, it.trainer, it.resumes)
+
+
+def version_of(run: WatchedRun) -> str:
+    """Changes whenever the charts do."""
+    state = run.state
+    newest = max((incident.updated_at for incident in run.book), default=0.0)
+    counts = (state.attempt, state.current, state.steps_total, len(state.signals), len(state.checkpoints))
+    return "-".join(map(str, (*counts, len(run.book.history), sum(1 for _ in run.book), newest)))
+
+
+def _snapshot(run: WatchedRun) -> _Snapshot:
+    from exporter.console.picture import MOST_MARKS, Finding, Save
+
+    incidents = (*run.book.history, *run.book)
+    return _Snapshot(
+        run=run,
+        setup=run.state.setup,
+        trainer=run.state.identity.trainer,
+        resumes={one.number: one.resume_step for one in run.state.attempts},
+        newest=list(run.state.recent),
+        findings=[
+            Finding(
+                incident=one.id,
+                detector=one.detector,
+                signal=one.signal,
+                severity=one.severity.label,
+                is_open=one.state != "resolved",
+                attempt=one.attempt,
+                onset=one.onset,
+                first_step=one.first_step,
+                last_step=one.last_step,
+            )
+            for one in incidents[-MOST_MARKS:]
+        ],
+        saves=[
+            Save(one.attempt, one.step, one.verified)
+            for one in list(islice(reversed(run.state.checkpoints), MOST_MARKS))[::-1]
+        ],
+        steps_total=run.state.steps_total,
+    )
+
+
+def _encoded(traces: Traces, it: _Snapshot, points: int, version: str, *, complete: bool) -> bytes:
+    from exporter.console.picture import picture
+
+    made = picture(traces, it.findings, it.saves, points)
+    return msgspec.json.encode({"version": version, "unchanged": False, "complete": complete, **made})
