@@ -24,6 +24,10 @@ _PRESETS: Final = "rules/prometheus/presets/"
 _NOT_WRITTEN: Final = frozenset({"rules/prometheus/federation.yml"})
 """It is for the Prometheus above those of all clusters, which has no rules."""
 
+_SOURCE: Final = "grafana/provisioning/datasources/"
+_CONTAINERS_SOURCE: Final = "compose/grafana/datasources/"
+"""The Grafana among the containers has another Prometheus than the site's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
@@ -68,6 +72,11 @@ def bundle(site: Site, only: Collection[str] = ()) -> Bundle:
     files: dict[str, str] = {}
     for part in parts:
         source = rules if part == "rules" else shipped(part)
+        if part == "compose":
+            source |= _for_containers()
+        if site.datasource:
+            # It is there already, and two of one uid would fight.
+            source = {path: text for path, text in source.items() if not path.startswith(_SOURCE)}
         files |= {path: _filled(path, text, site, names, presets) for path, text in source.items()}
     fit(
         {path: text for path, text in rules.items() if _is_rules(path)},
@@ -77,6 +86,11 @@ def bundle(site: Site, only: Collection[str] = ()) -> Bundle:
     for path, text in files.items():
         _read_again(path, text)
     return Bundle(parts, dict(sorted(files.items())))
+
+
+def _for_containers() -> dict[str, str]:
+    sources = {path: text for path, text in shipped("dashboards").items() if path.startswith(_SOURCE)}
+    return {_CONTAINERS_SOURCE + posixpath.basename(path): text for path, text in sources.items()}
 
 
 def _is_rules(path: str) -> bool:
@@ -124,8 +138,10 @@ def _filled(path: str, text: str, site: Site, names: Collection[str], presets: C
         return filled_alertmanager(text, site)
     if path.startswith("grafana/dashboards/"):
         return filled_dashboard(text, site)
-    if path.startswith("grafana/provisioning/"):
-        return filled_datasource(text, site)
+    if path.startswith("grafana/provisioning/datasources/"):
+        return filled_datasource(text, site, site.prometheus)
+    if path.startswith(_CONTAINERS_SOURCE):
+        return filled_datasource(text, site, "")
     if path.startswith("compose/prometheus/"):
         return filled_prometheus(text, site, names, presets, below="/etc/prometheus/rules", targets=False)
     if path == "compose/compose.yml":

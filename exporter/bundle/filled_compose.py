@@ -6,13 +6,11 @@ export has no source to build it from.
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 import yaml
 
 from exporter.bundle.edits import Edits, at, quoted
 from exporter.bundle.reading import entries, items, text_of
-from exporter.bundle.site import DEFAULT_ALERTMANAGER, DEFAULT_PROMETHEUS, Site
+from exporter.bundle.site import Site
 from exporter.links import DEFAULT_CONSOLE, DEFAULT_GRAFANA
 
 
@@ -31,22 +29,19 @@ def filled_compose(text: str, site: Site) -> str:
         )
         if site.image:
             edits.replace(image, quoted(site.image))
+    for volume in items(at(edits.root, "services", "grafana", "volumes")):
+        if text_of(volume).startswith("../grafana/provisioning:"):
+            inside = text_of(volume).split(":")[1]
+            edits.replace(volume, f"../grafana/provisioning/dashboards:{inside}/dashboards:ro")
+            column = " " * (volume.start_mark.column - 2)
+            edits.insert(edits.span(volume)[1], f"\n{column}- ./grafana/datasources:{inside}/datasources:ro")
     root = at(edits.root, "services", "grafana", "environment", "GF_SERVER_ROOT_URL")
     if root is not None and site.grafana != DEFAULT_GRAFANA:
         edits.replace(root, quoted(f"{site.grafana}/"))
-    for service, url, usual in (
-        ("prometheus", site.prometheus, DEFAULT_PROMETHEUS),
-        ("alertmanager", site.alertmanagers[0], DEFAULT_ALERTMANAGER),
-    ):
-        for argument in items(at(edits.root, "services", service, "command")):
-            # With a path the program would also serve everything below that path, its health included.
-            if url != usual and not urlsplit(url).path and text_of(argument).startswith(_SEEN_AS):
-                edits.replace(argument, quoted(f"{_SEEN_AS}{url}/"))
     return edits.done()
 
 
 _BUILD = "docker build -f compose/exporter/Dockerfile"
-_SEEN_AS = "--web.external-url="
 
 
 def filled_exporter(text: str, site: Site) -> str:

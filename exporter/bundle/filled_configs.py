@@ -6,6 +6,7 @@ They are changed in place, so that their comments stay: they are for the people 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ def filled_prometheus(
         below: the folder of the rule files as Prometheus will see them, where it is another than the configuration's.
         targets: whether the programs are where the site says.
     """
-    edits = Edits(with_job(text, site))
+    edits = Edits(_without_hints(with_job(text, site), presets))
     general = at(edits.root, "global")
     edits.set(general, "evaluation_interval", site.evaluated_every)
     edits.set(general, "scrape_interval", site.scrape_interval)
@@ -84,16 +85,21 @@ def _shorter(own: str, site: Site) -> bool:
 
 def _rule_files(edits: Edits, loaded: Collection[str], presets: Collection[str]) -> None:
     """Presets that are switched on are loaded, and nothing that is not written."""
-    section = value_of(edits.root, "rule_files")
-    listed = items(section)
+    listed = items(value_of(edits.root, "rule_files"))
     for item in listed:
         if posixpath.basename(text_of(item)) not in loaded and not set(text_of(item)) & set("*?["):
             edits.drop_lines(item, item)
     if listed and presets:
-        last = listed[-1]
-        _, end = edits.span(last)
-        indent = " " * max(0, last.start_mark.column - 2)
+        end = edits.span(listed[-1])[1]
+        indent = " " * max(0, listed[-1].start_mark.column - 2)
         edits.insert(end, "".join(f"\n{indent}- {one}" for one in presets))
+
+
+def _without_hints(text: str, presets: Collection[str]) -> str:
+    """Without the comment that says how a preset is switched on, where it is."""
+    for one in presets:
+        text = re.sub(rf"(?:^ *#[^\n]*\n)*?^ *# - {re.escape(one)}\n", "", text, flags=re.MULTILINE)
+    return text
 
 
 def _target(edits: Edits, section: yaml.Node, default: str, urls: tuple[str, ...], path: str, end: str) -> None:
@@ -138,22 +144,28 @@ def filled_alertmanager(text: str, site: Site) -> str:
     return edits.done()
 
 
-def filled_datasource(text: str, site: Site) -> str:
-    """Grafana's provisioning of the data source: where Prometheus is, and how often it scrapes."""
-    if "datasources:" not in text:
-        return text
+def filled_datasource(text: str, site: Site, url: str) -> str:
+    """Grafana's provisioning of the data source.
+
+    Args:
+        text: as it comes with the program.
+        site: how often Prometheus scrapes, and under which uid the dashboards look for it.
+        url: where Grafana's server finds Prometheus; empty where its environment says that.
+    """
     edits = Edits(text)
     for source in items(value_of(edits.root, "datasources")):
         known = entries(source)
-        if text_of(value_of(source, "type")) != "prometheus" or "url" not in known:
-            continue
-        if site.prometheus != DEFAULT_PROMETHEUS:
-            edits.replace(known["url"][1], quoted(site.prometheus))
+        if url and "url" in known:
+            edits.replace(known["url"][1], quoted(url))
         if site.datasource and "uid" in known:
             edits.replace(known["uid"][1], quoted(site.datasource))
-        details = value_of(source, "jsonData")
-        if details is not None:
-            edits.set(details, "timeInterval", quoted(site.scrape_interval))
-        else:
-            edits.set(source, "jsonData", f"{{timeInterval: {quoted(site.scrape_interval)}}}")
-    return edits.done()
+        often = at(source, "jsonData", "timeInterval")
+        # Not below what it comes with: the steps of a training are slower than most scrapes.
+        if often is not None and seconds(text_of(often)) < seconds(site.scrape_interval):
+            edits.replace(often, site.scrape_interval)
+    filled = edits.done()
+    if url:
+        filled = re.sub(
+            r"^# PROMETHEUS_URL is where Grafana's server reaches it; compose sets it\. ", "# ", filled, flags=re.M
+        )
+    return filled

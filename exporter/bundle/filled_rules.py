@@ -23,6 +23,9 @@ _ADDRESSES: Final = re.compile(
 )
 _MATCHER: Final = re.compile(rf'(\bjob\s*=~?\s*\\?")({re.escape(DEFAULT_JOB)})(\\?")')
 _ENTRY: Final = re.compile(rf"(\bjob(?:_name)?: )[\"']?{re.escape(DEFAULT_JOB)}[\"']?(?=\s*(?:[,}}#]|$))", re.MULTILINE)
+_OWN_INTERVAL: Final = re.compile(
+    r"(set no interval of their own|No interval of its own):\s+(?:# )?global\.evaluation_interval\s+(?:# )?holds\."
+)
 
 
 def addressed(text: str, site: Site) -> str:
@@ -53,14 +56,13 @@ def filled_rules(text: str, site: Site) -> str:
         for rule in items(value_of(group, "rules")):
             if "alert" in entries(rule):
                 _label(edits, rule, "labels", site)
-    said = f"are evaluated every {site.evaluation_interval}, whatever the global interval is."
     text = edits.done()
-    return _OWN_INTERVAL.sub(said, text) if site.evaluation_interval else text
-
-
-_OWN_INTERVAL: Final = re.compile(
-    r"set no interval of their own:\s+(?:# )?global\.evaluation_interval\s+(?:# )?holds\."
-)
+    if not site.evaluation_interval:
+        return text
+    said = f"every {site.evaluation_interval}, whatever the global interval is."
+    return _OWN_INTERVAL.sub(
+        lambda found: ("are evaluated " if found[1].startswith("set") else "Evaluated ") + said, text
+    )
 
 
 def filled_tests(text: str, site: Site) -> str:

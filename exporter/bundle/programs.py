@@ -14,7 +14,7 @@ from typing import Final
 from exporter.bundle.findings import Report
 from exporter.bundle.layout import Parts
 
-PATIENCE_SECONDS: Final = 120.0
+PATIENCE_SECONDS: Final = 300.0
 """For one call of a program."""
 
 PROGRAMS: Final = {
