@@ -21,6 +21,8 @@ from grafana.queries import NO_COHORT, PROJECT, RUN
 COLUMNS: Final = 24
 SCHEMA_VERSION: Final = 38
 """Of Grafana 10.0; a newer one migrates it when it loads the dashboard."""
+OPTIONS_OF: Final = "10.1.0"
+"""The Grafana whose form the options of the panels have; a newer one brings them into its own."""
 TAG: Final = "verl-sentinel"
 CONSOLE: Final = "http://127.0.0.1:9464"
 """The address of the exporter's console; ``verl-sentinel export`` puts the site's own in."""
@@ -79,12 +81,8 @@ def to_json(board: Board, boards: Sequence[Board]) -> str:
     """The file of a dashboard, as Grafana reads it. ``boards``: all there are, which it links to."""
     plain: Plain = json.loads(json.dumps(_built(board, boards), cls=JSONEncoder), parse_float=_short)
     for variable in plain["templating"]["list"]:
-        # Fields that the SDK writes and that only a variable of another type has, or none in Grafana.
-        for name in (
-            "id",
-            "allFormat",
-            *(() if variable["type"] == "interval" else ("auto", "auto_min", "auto_count")),
-        ):
+        # Fields that the SDK writes and that no Grafana reads, or that say no more than their absence.
+        for name in ("id", "allFormat", "auto", "auto_min", "auto_count"):
             variable.pop(name, None)
     for written, one in zip(plain["annotations"]["list"], board.annotations, strict=True):
         # Grafana 10 reads the query from here; newer ones move it to the target when they load the dashboard.
@@ -95,6 +93,9 @@ def to_json(board: Board, boards: Sequence[Board]) -> str:
         # Defaults that the SDK writes: of panels that are repeated, and of tables before Grafana 12.
         panel.pop("repeatDirection", None)
         panel["options"].pop("footer", None)
+        if panel["type"] == "heatmap":
+            # Since 10.3 in place of what the SDK writes.
+            panel["options"]["tooltip"]["mode"] = "single"
     # The theme is the reader's.
     plain.pop("style", None)
     return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
@@ -156,6 +157,7 @@ def _placed(rows: Sequence[Row]) -> list[model.Panel | model.RowPanel]:
             for panel, width in line.panels:
                 number += 1
                 panel.id_val = number
+                panel.plugin_version = OPTIONS_OF
                 panel.grid_pos = model.GridPos(h=line.height, w=width, x=left, y=top)
                 left += width
                 inside.append(panel)

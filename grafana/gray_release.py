@@ -112,31 +112,31 @@ def _ratios() -> Line:
     return even(
         4,
         _against(
-            "Throughput",
+            "Throughput: ratio",
             "Tokens a second and run. Healthy: 0.95 or more. Below 0.85: do not roll out.",
             _tokens,
             _LESS_IS_BAD,
         ),
         _against(
-            "Step time",
+            "Step time: ratio",
             "Median step in the time range chosen above. Healthy: at most 1.05. Above 1.15: do not roll out.",
             _quantile,
             _MORE_IS_BAD,
         ),
         _against(
-            "Memory",
+            "Memory: ratio",
             "The fullest GPU, or the fullest host without GPUs. Healthy: at most 1.05.",
             _memory,
             _MORE_IS_BAD,
         ),
         _against(
-            "Goodput",
+            "Goodput: ratio",
             "Effective training time over the life of the runs. Healthy: 0.95 or more.",
             _goodput,
             _LESS_IS_BAD,
         ),
         number(
-            "Incidents",
+            "Incidents: difference",
             "Incidents per 1,000 steps of the candidate less those of the baseline. Healthy: 0 or less. Above: see "
             "which detectors in the dashboard of incidents.",
             Query(f"({_incidents(CANDIDATE)}) - ({_incidents(BASELINE)})", instant=True),
@@ -145,7 +145,7 @@ def _ratios() -> Line:
             steps=((None, GREEN), (0.5, ORANGE), (2, RED)),
         ),
         number(
-            "Reward",
+            "Reward: difference",
             "Mean reward of the candidate less that of the baseline. Compare runs of about the same step; the table "
             "shows both. Healthy: around 0 or above.",
             Query(f"({reward(CANDIDATE)}) - ({reward(BASELINE)})", instant=True),

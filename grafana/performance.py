@@ -169,7 +169,7 @@ def _throughput() -> Line:
     return even(
         8,
         lines(
-            "Tokens a second",
+            "Tokens a second, over time",
             "Tokens of a step over its duration, all GPUs together, and for each GPU as verl logs it.",
             Query(_TOKENS, "run"),
             Query(newest("verl_throughput_tokens_per_second"), "each GPU"),
@@ -179,7 +179,7 @@ def _throughput() -> Line:
             calcs=["lastNotNull", "mean"],
         ),
         lines(
-            "MFU",
+            "MFU, over time",
             "Model FLOPs utilisation of the update. Healthy: flat. It falls where the batches become smaller or a GPU "
             "slower.",
             Query(newest("verl_model_flops_utilization_ratio"), "MFU"),

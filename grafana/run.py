@@ -121,7 +121,7 @@ def _findings() -> Line:
         7,
         table,
         states(
-            "State",
+            "State over time",
             "What state the run was in. Healthy: green from start to finish.",
             Query(state_numbers(), "state"),
             meanings=STATE_WORDS,
@@ -171,10 +171,13 @@ def _time() -> list[Line]:
                 "Open phases",
                 "Age of each phase that has begun and not ended. Healthy: none older than it usually takes; one "
                 "that grows without end is where the run hangs.",
-                Query(f"max by (phase) (verl_phase_open_seconds{{{RUN}}})", "{{phase}}", instant=True),
+                Query(
+                    or_row(f"max by (phase) (verl_phase_open_seconds{{{RUN}}})", "phase", "none is open"),
+                    "{{phase}}",
+                    instant=True,
+                ),
                 unit="s",
                 decimals=0,
-                no_value="No phase is open.",
             ),
         ),
     ]
