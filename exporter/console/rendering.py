@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from markupsafe import Markup
+
 from exporter.console.labels import LABELS
-from exporter.console.languages import HTML_LANG, LANGUAGES, Texts
+from exporter.console.languages import DEFAULT, HTML_LANG, LANGUAGES, Texts
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,12 +89,18 @@ def make_environment(texts: Texts, every: Mapping[str, Any]) -> Environment:
         """What a state, severity, phase or signal is called; its own name where it has no other."""
         return texts.gettext(LABELS[kind].get(name, name)) if name else ""
 
+    def told(text: str) -> str:
+        """A constant text of the program; marked as English where it is, for whoever has it read out."""
+        found = texts.gettext(text)
+        is_english = language != DEFAULT and found == text
+        return Markup('<span lang="en">{}</span>').format(text) if is_english else found
+
     def names(kind: str) -> dict[str, str]:
         """All names of one kind, for a script."""
         return {name: texts.gettext(text) for name, text in LABELS[kind].items()}
 
     made.globals.update(every, lang=language, html_lang=HTML_LANG[language], languages=LANGUAGES)
-    made.globals.update(said=texts.gettext, label=label, names=names)
+    made.globals.update(said=texts.gettext, told=told, label=label, names=names)
     for name in made.list_templates(["html"]):
         with contextlib.suppress(TemplateError):  # its own page says it, and the others are there
             made.get_template(name)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 from litestar import Response, get
@@ -42,6 +43,9 @@ POINTS: Final = 600
 """Of a series, where the address does not say."""
 JSON: Final = "application/json"
 
+_MADE: WeakKeyDictionary[Console, Series] = WeakKeyDictionary()
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
@@ -59,7 +63,7 @@ class _Snapshot:
 
 def series_pages(console: Console) -> list[HTTPRouteHandler]:
     """The handler, bound to one console."""
-    made = _Series(console)
+    made = series_of(console)
 
     @get("/console/series")
     async def series(request: AnyRequest) -> Response[bytes]:
@@ -80,7 +84,14 @@ def series_pages(console: Console) -> list[HTTPRouteHandler]:
     return [series]
 
 
-class _Series:
+def series_of(console: Console) -> Series:
+    """The one of this console: what one page has read is there for the others."""
+    if console not in _MADE:
+        _MADE[console] = Series(console)
+    return _MADE[console]
+
+
+class Series:
     """The traces of the runs that were looked at last."""
 
     def __init__(self, console: Console) -> None:
@@ -96,13 +107,21 @@ class _Series:
         version = version_of(run)
         if known == version and not recent:
             return msgspec.json.encode({"version": version, "unchanged": True})
-        if self._waiting >= MOST_WAITING:
-            raise Refused("busy", "Too many charts are being made: ask again.", status=429, retry_after=2)
         snapshot = _snapshot(run)
         work = self._recent if recent else self._whole
+        return await self._on_thread(lambda: work(snapshot, points, version))
+
+    async def ask(self, run: WatchedRun, question: Callable[[Traces], _T]) -> _T:
+        """Ask for something of the run's traces; same errors."""
+        snapshot = _snapshot(run)
+        return await self._on_thread(lambda: question(self._traces_of(snapshot)))
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        if self._waiting >= MOST_WAITING:
+            raise Refused("busy", "Too many charts are being made: ask again.", status=429, retry_after=2)
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, snapshot, points, version)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except JournalUnavailable as error:
             raise Refused("journal", str(error), status=503, retry_after=5) from None
         finally:
@@ -114,6 +133,9 @@ class _Series:
         return _encoded(traces, it, points, "", complete=len(traces) >= it.steps_total)
 
     def _whole(self, it: _Snapshot, points: int, version: str) -> bytes:
+        return _encoded(self._traces_of(it), it, points, version, complete=True)
+
+    def _traces_of(self, it: _Snapshot) -> Traces:
         from exporter.console.traces import Gap
 
         run_id = it.run.state.run_id
@@ -128,7 +150,7 @@ class _Series:
         self._traces[run_id] = (it.run, traces)
         while len(self._traces) > KEPT_RUNS:
             self._traces.popitem(last=False)
-        return _encoded(traces, it, points, version, complete=True)
+        return traces
 
     def _read(self, it: _Snapshot) -> Traces:
         traces = self._fresh(it)

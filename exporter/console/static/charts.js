@@ -14,6 +14,7 @@ const NEWEST = 200;
 let version = "";
 let data = null;
 let newestOnly = false;
+let zoom = null;
 let busy = false;
 
 state.textContent = texts.loading;
@@ -84,14 +85,28 @@ function plot(figure, values, make) {
   if (!figure.plot) {
     figure.plot = new uPlot({ ...make(figure), width: figure.plotHost.clientWidth, height: HEIGHT }, values, figure.plotHost);
     new ResizeObserver(() => figure.plot.setSize({ width: figure.plotHost.clientWidth, height: HEIGHT })).observe(figure.plotHost);
+    figure.plotHost.addEventListener("dblclick", () => zoomTo(null));
   } else {
-    figure.plot.setData(values, false);
+    figure.plot.setData(values);
   }
   figure.plot.setScale("x", span());
-  figure.plot.redraw();
+}
+
+// All charts show the same steps.
+function zoomTo(range) {
+  zoom = range;
+  for (const { plot } of figures.values()) plot?.setScale("x", span());
+}
+
+function zoomed(u) {
+  const { left, width } = u.select;
+  if (width < 4) return;
+  zoomTo({ min: u.posToVal(left, "x"), max: u.posToVal(left + width, "x") });
+  u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
 }
 
 function span() {
+  if (zoom) return zoom;
   const last = Math.max(1, data.rows - 1);
   return { min: newestOnly ? Math.max(0, last - NEWEST) : 0, max: last };
 }
@@ -101,7 +116,7 @@ function options(figure, chart) {
   return {
     legend: { show: false },
     padding: [8, 8, 0, 0],
-    cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false }, sync: { key: "run" } },
+    cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false }, sync: { key: "run" } },
     scales: { x: { time: false }, y: { range: (u, min, max) => padded(min, max) } },
     axes: axes((value) => shown(value, unit)),
     series: [
@@ -116,6 +131,7 @@ function options(figure, chart) {
       drawClear: [(u) => drawMarks(u, data, figure.chart, colour, "under")],
       draw: [(u) => drawMarks(u, data, figure.chart, colour, "over")],
       setCursor: [(u) => tell(figure, u.cursor.idx)],
+      setSelect: [zoomed],
     },
   };
 }
@@ -178,7 +194,7 @@ function drawPhases() {
     figure.plot = null;
   }
   figure.layers = parts.length;
-  plot(figure, [phases.rows, ...sums], () => drawStack(parts.length, axes, colour, (index) => tellPhases(figure, index)));
+  plot(figure, [phases.rows, ...sums], () => drawStack(parts.length, axes, colour, zoomed, (index) => tellPhases(figure, index)));
   figure.told.replaceChildren(
     ...labels.map((label, n) => {
       const key = document.createElement("span");
@@ -264,7 +280,7 @@ function rangeSwitch() {
     button.addEventListener("click", () => {
       newestOnly = newest;
       for (const other of group.children) other.setAttribute("aria-pressed", String(other === button));
-      for (const { plot } of figures.values()) plot?.setScale("x", span());
+      zoomTo(null);
     });
     group.append(button);
   }

@@ -43,7 +43,7 @@ export function drawMarks(u, data, chart, colour, layer) {
 }
 
 // Areas on top of each other: the data are sums, so each area reaches down to the one before it.
-export function drawStack(layers, axes, colour, told) {
+export function drawStack(layers, axes, colour, zoomed, told) {
   const series = [{}];
   const bands = [];
   for (let n = 0; n < layers; n++) {
@@ -54,12 +54,12 @@ export function drawStack(layers, axes, colour, told) {
   return {
     legend: { show: false },
     padding: [8, 8, 0, 0],
-    cursor: { y: false, points: { show: false }, drag: { x: true, y: false }, sync: { key: "run" } },
+    cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, sync: { key: "run" } },
     scales: { x: { time: false }, y: { range: (u, min, max) => [0, (max ?? 1) * 1.05 || 1] } },
     axes: axes((value) => `${value}`),
     series,
     bands,
-    hooks: { setCursor: [(u) => told(u.cursor.idx)] },
+    hooks: { setCursor: [(u) => told(u.cursor.idx)], setSelect: [zoomed] },
   };
 }
 
@@ -75,6 +75,7 @@ function line(ctx, x, top, bottom, tone, ratio, dash) {
 }
 
 function dot(ctx, x, y, radius, tone, filled, ratio) {
+  ctx.setLineDash([]);
   ctx.fillStyle = ctx.strokeStyle = tone;
   ctx.lineWidth = 1.5 * ratio;
   ctx.beginPath();
@@ -97,6 +98,7 @@ function shape(ctx, x, y, size, tone, square) {
 }
 
 function cross(ctx, x, y, size, tone, ratio) {
+  ctx.setLineDash([]);
   ctx.strokeStyle = tone;
   ctx.lineWidth = 1.5 * ratio;
   ctx.beginPath();
