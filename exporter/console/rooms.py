@@ -12,7 +12,10 @@ from litestar.types import ControllerRouterHandler
 from exporter.app.access import Access
 from exporter.app.bodies import Bodies
 from exporter.app.lifecycle import Exporter
+from exporter.console.audit_page import audit_pages
 from exporter.console.errors import guarded
+from exporter.console.incident_page import incident_pages
+from exporter.console.recovery_page import recovery_pages
 from exporter.console.run_page import run_pages
 from exporter.console.runbooks import runbook_pages
 from exporter.console.runs_page import runs_pages
@@ -25,6 +28,9 @@ from exporter.service.admission import Refused
 PAGES: Final[Sequence[Callable[[Console], list[HTTPRouteHandler]]]] = (
     sign_in_pages,
     runs_pages,
+    incident_pages,
+    recovery_pages,
+    audit_pages,
     run_pages,
     series_pages,
     runbook_pages,

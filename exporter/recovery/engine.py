@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,6 +20,7 @@ from exporter.recovery.judging import AlertJudge
 from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough, made_anew, spent_times
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
+from exporter.recovery.sentences import summary
 from exporter.recovery.store import RecoveryStore
 
 BLIND_SECONDS = 30.0
@@ -192,10 +192,23 @@ class RecoveryEngine:
         with self._lock:
             return self._store.get(recovery_id)
 
-    def audit(self, limit: int = 100) -> list[AuditEntry]:
-        """Newest first."""
+    def history(self, run_id: str) -> list[Recovery]:
+        """All recoveries of a run, newest first."""
         with self._lock:
-            return self._store.audit(limit)
+            return self._store.history(run_id)
+
+    def audit(
+        self,
+        limit: int = 100,
+        *,
+        run_id: str = "",
+        recovery_id: str = "",
+        kind: str = "",
+        before: int | None = None,
+    ) -> list[AuditEntry]:
+        """Newest first; of one run, recovery or kind where that is given, and older than the line ``before``."""
+        with self._lock:
+            return self._store.audit(limit, run_id=run_id, recovery_id=recovery_id, kind=kind, before=before)
 
     def audit_counts(self) -> dict[str, int]:
         """Lines of the audit log by kind, for ``/metrics``. Raises ``sqlite3.Error``."""
@@ -207,11 +220,17 @@ class RecoveryEngine:
         with self._lock:
             return spent_times(self._store.history(run_id), self._policy)
 
+    def note_acknowledged(self, run_id: str, incident_id: str, who: str, now: float) -> None:
+        """A person has seen an incident. Raises ``sqlite3.Error``."""
+        said = f"{who} acknowledged incident {incident_id}."
+        with self._lock, self._store.transaction():
+            self._store.note(now, run_id, "", "acknowledged", said, data={"who": who, "incident": incident_id})
+
     def note_forgotten(self, run_id: str, who: str, now: float) -> None:
         """Somebody removed a run and all that was pushed for it; what was decided about it stays."""
-        summary = f"{who} removed the run with all that was pushed for it."
+        said = f"{who} removed the run with all that was pushed for it."
         with self._lock, self._store.transaction():
-            self._store.note(now, run_id, "", "forgotten", summary, data={"who": who})
+            self._store.note(now, run_id, "", "forgotten", said, data={"who": who})
 
     @property
     def changes(self) -> int:
@@ -269,7 +288,7 @@ class RecoveryEngine:
         changed = difference(old, new)
         # A step that is only counted is no decision; the count is in the line of the stage that it leads to.
         if new.stage != old.stage or not set(changed) <= {"last_step", "last_healthy_at", "healthy_steps"}:
-            self._store.note(now, new.run_id, new.id, new.stage, _summary(old, new, changed), data=changed)
+            self._store.note(now, new.run_id, new.id, new.stage, summary(old, new, changed), data=changed)
         return new
 
     def _withdraw(self, facts: RunFacts, now: float) -> None:
@@ -311,18 +330,6 @@ class RecoveryEngine:
             incident_keys=(*recovery.incident_keys, *(incident.key for incident in evidence)),
         )
         self._move(recovery, new, now)
-
-
-def _summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
-    """The sentence of the audit line; the numbers are in its data."""
-    if new.planned_target_step != old.planned_target_step and new.stage == old.stage:
-        target = "and none is left" if new.planned_target_step is None else f"to step {new.planned_target_step}"
-        stage = new.stage.replace("_", " ")
-        return f"Still {stage}; the target moved back from step {old.planned_target_step} {target}."
-    if new.stage == old.stage and "outcome" not in changed:
-        names = sorted({*changed, *changed.get("times", ())} - {"times"})
-        return f"Still {new.stage.replace('_', ' ')}; new: {', '.join(names)}."
-    return new.outcome or f"From {old.stage.replace('_', ' ')} to {new.stage.replace('_', ' ')}."
 
 
 def _refused(recovery: Recovery, who: str, now: float) -> Recovery:

@@ -61,6 +61,8 @@ CREATE TABLE IF NOT EXISTS audit (
     summary TEXT NOT NULL,
     data BLOB NOT NULL
 );
+CREATE INDEX IF NOT EXISTS audit_of_run ON audit (run_id, id);
+CREATE INDEX IF NOT EXISTS audit_of_recovery ON audit (recovery_id, id);
 CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit
     BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
@@ -281,9 +283,16 @@ class RecoveryStore:
             self._counted_upto = max(self._counted_upto, newest)
         return dict(self._audit_counts)
 
-    def audit(self, limit: int) -> list[AuditEntry]:
+    def audit(
+        self, limit: int, *, run_id: str = "", recovery_id: str = "", kind: str = "", before: int | None = None
+    ) -> list[AuditEntry]:
+        """Newest first; those of a run, of a recovery, of a kind, and older than the line ``before``."""
+        wanted = {"run_id = ?": run_id, "recovery_id = ?": recovery_id, "kind = ?": kind, "id < ?": before}
+        given = {condition: value for condition, value in wanted.items() if value not in ("", None)}
+        where = f" WHERE {' AND '.join(given)}" if given else ""
         rows = self._db.execute(
-            "SELECT id, at, run_id, recovery_id, kind, summary, data FROM audit ORDER BY id DESC LIMIT ?", (limit,)
+            f"SELECT id, at, run_id, recovery_id, kind, summary, data FROM audit{where} ORDER BY id DESC LIMIT ?",
+            (*given.values(), limit),
         )
         return [
             AuditEntry(

@@ -257,8 +257,10 @@ class Core:
         if outcome.error or incident is None:
             message = f"{outcome.error} Nothing was taken over; send it again."
             answer(Refused("journal", message, status=503, retry_after=5))
-        else:
-            answer(incident)
+            return
+        if incident.acknowledged_at == entry.at:  # and not before, by somebody else
+            self.link.note_acknowledged(incident, entry.at)
+        answer(incident)
 
     # Once a second
 

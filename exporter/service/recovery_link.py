@@ -11,7 +11,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from exporter.incidents import Change
+from exporter.incidents import Change, Incident
 from exporter.protocol import Abort, Command, CommandProgress
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.record import RunState
@@ -94,6 +94,13 @@ class RecoveryLink:
         except sqlite3.Error as error:
             self._failed(error)
             return None, None
+
+    def note_acknowledged(self, incident: Incident, now: float) -> None:
+        """The audit log says who has seen an incident; that it is acknowledged is in the journal already."""
+        try:
+            self._engine.note_acknowledged(incident.run_id, incident.id, incident.acknowledged_by, now)
+        except sqlite3.Error as error:
+            self._failed(error)
 
     def tick(self, runs: Mapping[str, WatchedRun], now: float) -> None:
         """Let the engine go on, once a second; of most runs it needs to know nothing."""

@@ -1,0 +1,59 @@
+"""Lines of the audit log as pages show them: the kind in words, and the person who decided. Used by the pages that list
+some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from exporter.console.languages import N_
+from exporter.recovery.record import AuditEntry
+
+KINDS: Final[Mapping[str, str]] = {
+    "planned": N_("Planned"),
+    "awaiting_approval": N_("Waits for approval"),
+    "commanded": N_("Told to the supervisor"),
+    "stopping": N_("Stopping"),
+    "starting": N_("Starting"),
+    "verifying": N_("Verifying"),
+    "succeeded": N_("Succeeded"),
+    "failed": N_("Failed"),
+    "refused": N_("Refused"),
+    "aborted": N_("Aborted"),
+    "observed": N_("Only observed"),
+    "acknowledged": N_("Acknowledged"),
+    "forgotten": N_("Run forgotten"),
+    "alert_planned": N_("Alert: planned"),
+    "alert_attached": N_("Alert: joined a recovery"),
+    "alert_answered": N_("Alert: answered before"),
+    "alert_aborted": N_("Alert: left to people"),
+    "alert_agreement": N_("Alert: waits for a second signal"),
+    "alert_cooldown": N_("Alert: waits for the cooldown"),
+    "alert_budget": N_("Alert: budget spent"),
+    "alert_no_trigger": N_("Alert: triggers nothing"),
+    "alert_stale": N_("Alert: of an older attempt"),
+    "alert_no_action": N_("Alert: asks for nothing"),
+    "alert_no_incident": N_("Alert: nothing is open"),
+    "alert_unknown_run": N_("Alert: run not known"),
+    "alert_resolved": N_("Alert: over"),
+}
+
+
+def words_of(kind: str) -> str:
+    """The kind as a person reads it; its own name where it has no other."""
+    return KINDS.get(kind, kind.replace("_", " "))
+
+
+def person_of(entry: AuditEntry) -> str:
+    """Who decided; empty for what the exporter did by itself.
+
+    >>> said = {"resolved_by": "ada"}
+    >>> person_of(AuditEntry(id=1, at=0.0, run_id="r", recovery_id="", kind="refused", summary="", data=said))
+    'ada'
+    """
+    for name in ("who", "resolved_by", "aborted_by", "acknowledged_by"):
+        found = entry.data.get(name)
+        if isinstance(found, str) and found:
+            return found
+    return ""
