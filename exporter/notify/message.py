@@ -5,8 +5,8 @@ The chat counterpart of ``rules/templates/verl.tmpl``, with the same order: titl
 numbers, links, findings, the other alerts. The most important comes first, so that what does not fit is the rest.
 
 What comes from a run may be hostile. Line ends become spaces, ``://`` and ``](`` are broken so that no chat makes a
-link of it, ``@`` before a word is replaced so that nobody is called by it, and in Markdown what has a meaning is
-replaced by what looks like it, for chats do not agree on an escape.
+link of it, ``@`` before a word and ``<`` before a tag are replaced, also in plain text, so that nobody is called by it;
+and in Markdown what has a meaning is replaced by what looks like it, for chats do not agree on an escape.
 """
 
 from __future__ import annotations
@@ -81,13 +81,15 @@ class Message:
     """One message.
 
     Args:
-        title: in one line.
+        title: in one line; with Markdown's characters replaced or not.
         kind: what it is.
         key: equal for two messages that say the same, so that one that is tried again is known.
         lines: makes the lines of the body, the most important first, in Markdown or not.
     """
 
-    def __init__(self, title: str, kind: Kind, key: str, lines: Callable[[bool], Sequence[str]]) -> None:
+    def __init__(
+        self, title: Callable[[bool], str], kind: Kind, key: str, lines: Callable[[bool], Sequence[str]]
+    ) -> None:
         self.title = title
         self.kind = kind
         self.key = key
@@ -95,11 +97,11 @@ class Message:
 
     def text(self, most: int) -> str:
         """The body as plain text, of at most as many bytes together with the title."""
-        return _fitting(self._lines(False), most - len(self.title.encode()))
+        return _fitting(self._lines(False), most - len(self.title(False).encode()))
 
     def markdown(self, most: int) -> str:
         """The body in the Markdown that chats share, of at most as many bytes together with the title."""
-        return _fitting(self._lines(True), most - len(self.title.encode()), HARD_BREAK)
+        return _fitting(self._lines(True), most - len(self.title(True).encode()), HARD_BREAK)
 
 
 _decoder = msgspec.json.Decoder(Notification)
@@ -121,27 +123,32 @@ def message_of(it: Notification) -> Message:
     alerts = sorted(it.alerts, key=lambda alert: order.index(alert.kind))
     first, firing = alerts[0], sum(alert.status == "firing" for alert in alerts)
     count = firing or len(alerts)
-    title = f"{MARKS[first.kind]} {plain(first.summary, 160)}" + (f" ({count} alerts)" if count > 1 else "")
+    more = f" ({count} alerts)" if count > 1 else ""
     said = sorted((alert.fingerprint, alert.status, alert.starts_at) for alert in alerts)
     key = hashlib.sha256(msgspec.json.encode([it.group_key, said])).hexdigest()
+
+    def title(rich: bool) -> str:
+        return f"{MARKS[first.kind]} {(markdown if rich else plain)(first.summary, 160)}{more}"
+
     return Message(title, first.kind, key, lambda rich: _body(alerts, it.external_url, rich))
 
 
 def test_message(who: str, now: str, key: str) -> Message:
     """What ``verl-sentinel notify test`` sends."""
     lines = [f"{plain(who, 100)} asked for it at {now}.", "Nothing has to be done."]
-    return Message("ℹ️ TEST of verl-sentinel's notifications", Kind.INFO, key, lambda _: lines)
+    return Message(lambda _: "ℹ️ TEST of verl-sentinel's notifications", Kind.INFO, key, lambda _: lines)
 
 
 def plain(text: str, most: int) -> str:
     """In one line, bounded, and harmless as plain text.
 
     >>> plain("run <a>\\n[x](http://evil) @all", 100)
-    'run <a> [x] (http:// evil) ＠all'
+    'run ＜a> [x] (http:// evil) ＠all'
     """
     text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())
     text = text if len(text) <= most else text[: most - 1] + "…"
-    return re.sub(r"@(?=\w)", "＠", text.replace("://", ":// ").replace("](", "] ("))
+    text = text.replace("://", ":// ").replace("](", "] (")
+    return re.sub(r"@(?=\w)", "＠", re.sub(r"<(?=[\w/!@#])", "＜", text))
 
 
 def markdown(text: str, most: int) -> str:
@@ -223,17 +230,24 @@ def _minute(when: str) -> str:
 
 
 def _fitting(lines: Sequence[str], most: int, end: str = "\n") -> str:
-    """Whole lines for as long as they fit, and a cut one at the end where a plain one does not."""
-    kept: list[str] = []
-    left = most
-    for line in lines:
-        size = len(line.encode()) + len(end)
-        if size > left:
-            # A link that is cut leads nowhere.
-            if "://" not in line.replace(":// ", "") and left > 40:
-                kept.append(line.encode()[: left - 4].decode("utf-8", "ignore") + "…")
-                left = 0
+    """As much as fits into so many bytes, in its order: links first, whole and in at most half of the room, for one
+    that is cut leads nowhere; then text, of which the last line is cut."""
+    kept: dict[int, str] = {}
+    room = most // 2
+    for index, line in enumerate(lines):
+        if _is_link(line) and (size := len(line.encode()) + len(end)) <= room:
+            kept[index] = line
+            room -= size
+            most -= size
+    for index, line in enumerate(lines):
+        if _is_link(line) or most < 20:
             continue
-        kept.append(line)
-        left -= size
-    return end.join(kept) if kept else "…"
+        whole = line.encode()
+        most -= len(whole) + len(end)
+        kept[index] = line if most >= 0 else whole[: most - len("…".encode())].decode("utf-8", "ignore") + "…"
+    return end.join(kept[index] for index in sorted(kept)) or "…"
+
+
+def _is_link(line: str) -> bool:
+    """Our own: in what others say, ``://`` is broken."""
+    return "://" in line.replace(":// ", "")

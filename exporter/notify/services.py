@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -87,7 +88,7 @@ def send(url: str, message: Message) -> str:
         try:
             taken = sender.notify(
                 body=body,
-                title=message.title,
+                title=message.title(rich),
                 notify_type=kinds[message.kind],
                 body_format=NotifyFormat.MARKDOWN if rich else NotifyFormat.TEXT,
             )
@@ -115,7 +116,7 @@ def _service(url: str) -> Any:
         told = f"starts with {scheme}://, which is" if re.fullmatch(r"[a-z0-9]{1,20}", scheme) else "has the scheme of"
         raise WrongUrl(f"{told} no service that can be used here. Those that can be are {', '.join(sorted(SERVICES))}")
     # Some services' webhook addresses, as they are copied from the service, are known to apprise too.
-    options = {key.lower().lstrip("+-:") for key, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True)}
+    options = {key.lower().lstrip(" +-:") for key, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True)}
     refused = sorted(options & REFUSED_OPTIONS)
     if refused:
         raise WrongUrl(f"has the option {refused[0]}, with which apprise would read a file or a page: leave it out")
@@ -156,17 +157,21 @@ def _asset() -> AppriseAsset:
     from apprise import AppriseAsset
     from apprise.common import PersistentStoreMode
 
-    return AppriseAsset(
-        app_id="verl-sentinel",
-        app_desc="verl-sentinel",
-        app_url="",
-        # No pictures from apprise's own pages in the messages, no files of its own on the disk, no threads of its own.
-        image_url_mask="",
-        image_url_logo="",
-        image_path_mask="",
-        storage_mode=PersistentStoreMode.MEMORY,
-        async_mode=False,
-    )
+    options: dict[str, Any] = {
+        "app_id": "verl-sentinel",
+        "app_desc": "verl-sentinel",
+        "app_url": "",
+        # No pictures from apprise's own pages in the messages, no files of its own on the disk, no threads of its own:
+        # what it warns of is heard on this one, and at its end the exporter waits for no service.
+        "image_url_mask": "",
+        "image_url_logo": "",
+        "image_path_mask": "",
+        "storage_mode": PersistentStoreMode.MEMORY,
+        "async_mode": False,
+    }
+    if "service_timeout" in signature(AppriseAsset.__init__).parameters:  # which older versions have not
+        options["service_timeout"] = 0
+    return AppriseAsset(**options)
 
 
 class _Ear(logging.Handler):
