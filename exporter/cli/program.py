@@ -18,6 +18,7 @@ from exporter.cli.export import export
 from exporter.cli.following import follow
 from exporter.cli.incidents import acknowledge, incidents
 from exporter.cli.journal import journal_app
+from exporter.cli.notify import notify_app
 from exporter.cli.recoveries import audit, recoveries_app
 from exporter.cli.runs import runs_app
 from exporter.cli.telling import stop
@@ -72,6 +73,7 @@ app.add_typer(runs_app, name="runs")
 app.command()(incidents)
 app.command()(acknowledge)
 app.add_typer(recoveries_app, name="recoveries")
+app.add_typer(notify_app, name="notify")
 app.add_typer(journal_app, name="journal")
 app.command()(audit)
 app.command()(follow)
