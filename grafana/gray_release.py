@@ -29,8 +29,8 @@ def members(name: str) -> str:
 
 
 def mean(metric: str) -> Callable[[str], str]:
-    """Mean of a gauge over the runs of a cohort."""
-    return lambda name: f"avg(max by (run) ({metric}) and on (run) {members(name)})"
+    """Mean of a gauge over the runs of a cohort. One run that has become NaN is no number for all of them."""
+    return lambda name: f"avg(max by (run) ({metric}) > -Inf and on (run) {members(name)})"
 
 
 def _tokens(name: str) -> str:
