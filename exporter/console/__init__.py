@@ -28,8 +28,8 @@ Templates extend ``base.html`` and fill the blocks ``content`` (required), ``hea
 (seconds between two refreshes). In every template:
 
 - ``_("…")`` and ``ngettext("…", "…", n)`` for text; ``told(text)`` for a constant text that comes from the program (a
-  detector's meaning or advice), in an attribute ``said(text)``; ``label("state", name)`` for the name of a state, severity, phase or signal (see
-  ``labels.py``), and ``lang="en"`` on what stays English;
+  detector's meaning or advice), in an attribute ``said(text)``; ``label("state", name)`` for the name of a state,
+  severity, phase or signal (see ``labels.py``); and ``lang="en"`` on what stays English;
 - ``link("/console/run", id=run_id)`` for an address, ``static("console.css")`` for a file;
 - ``{{ form_guard() }}`` inside every form that posts, and ``{% import "parts.html" as parts with context %}`` for
   badges, severities, times and icons;

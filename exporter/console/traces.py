@@ -240,12 +240,20 @@ class Traces:
             self.judged_from = max(0, self.judged_from - count)
 
     def row_of(self, attempt: int, step: int) -> int | None:
-        """The newest row of a step, or of the nearest before it in its attempt; None where the attempt has none."""
+        """The newest row of a step, or else of the nearest one before it in its attempt; its first row where the
+        attempt began later, None where nothing of it is here."""
+        nearest = first = None
         for begin, end in reversed(list(zip(self.starts, [*self.starts[1:], len(self)], strict=True))):
-            if self.attempts[begin] == attempt and self.steps[begin] <= step:
-                return bisect_right(self.steps, step, begin, end) - 1
-        first = next((begin for begin in self.starts if self.attempts[begin] == attempt), None)
-        return first
+            if self.attempts[begin] != attempt:
+                continue
+            first = begin
+            row = bisect_right(self.steps, step, begin, end) - 1
+            if row < begin:
+                continue
+            if self.steps[row] == step:
+                return row
+            nearest = row if nearest is None else nearest
+        return first if nearest is None else nearest
 
 
 def expectations(expecting: Iterable[Expecting]) -> dict[str, Expectation]:

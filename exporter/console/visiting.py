@@ -54,11 +54,12 @@ class Console:
         self.access = access
         self._bodies = bodies
         links = exporter.config.links
-        self._origin = urllib.parse.urlsplit(links.console)
-        self.prefix = self._origin.path.rstrip("/")
+        address = urllib.parse.urlsplit(links.console)
+        self._origin = origin_of(address)
+        self.prefix = address.path.rstrip("/")
         """Path under which a proxy has this exporter; empty where it is at the root."""
         self.grafana = links.grafana.rstrip("/")
-        self.secure = exporter.config.tls is not None or self._origin.scheme == "https"
+        self.secure = exporter.config.tls is not None or address.scheme == "https"
         self.sessions = Sessions(lambda: access.tokens.of("operate"))
         self.files = Files()
         self.pages = Pages(
@@ -124,10 +125,9 @@ class Console:
 
     def _require_own_origin(self, headers: Any) -> None:
         """Browsers say where a form comes from; what says nothing of it is no browser, and has no cookie to lend."""
-        site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
-        own = {headers.get("host", "").lower(), self._origin.netloc.lower()}
-        given = urllib.parse.urlsplit(origin) if origin.isascii() else None
-        is_own = given is not None and given.scheme in ("http", "https") and given.netloc.lower() in own
+        site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "").lower()
+        host = headers.get("host", "").lower()
+        is_own = origin in (f"http://{host}", f"https://{host}", self._origin)
         if (site and site != "same-origin") or (origin and not is_own) or not (site or origin):
             message = "The form was not sent by a page of this console: open the console, and decide there."
             raise Refused("origin", message, where="header Origin", status=403)
@@ -143,6 +143,16 @@ class Console:
             httponly=True,
             samesite="strict",
         )
+
+
+def origin_of(address: urllib.parse.SplitResult) -> str:
+    """As a browser spells it in the header Origin: without a port that goes without saying.
+
+    >>> origin_of(urllib.parse.urlsplit("https://Ops.example.org:443/verl"))
+    'https://ops.example.org'
+    """
+    usual = {"http": ":80", "https": ":443"}.get(address.scheme, "")
+    return f"{address.scheme}://{address.netloc.lower().removesuffix(usual)}"
 
 
 class Visitor:

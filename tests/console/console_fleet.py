@@ -24,16 +24,19 @@ class Fleet:
         self._url = url
         self._token = token
         self._seq = count(1)
+        self._named: dict[str, tuple[str, str]] = {}
 
     def push(self, run: str, *, attempt: int = 1, sender: str = "", role: str = "trainer", **more: Any) -> None:
-        project = more.pop("project", "math")
+        project, experiment = self._named.setdefault(
+            run, (more.pop("project", "math"), more.pop("experiment", "experiment-of-the-test"))
+        )
         body = {
             "protocol": 1,
             "run": {
                 "run_id": run,
                 "attempt": attempt,
                 "project": project,
-                "experiment": more.pop("experiment", f"{project}-experiment"),
+                "experiment": experiment,
                 "trainer": "ppo_v1",
                 "verl_version": "0.9.1",
             },
