@@ -75,7 +75,7 @@ class One:
             seen.uids[uid] = self._path
         if not title:
             self._say(1, "dashboard", "It has no title.")
-        seen.tags |= {str(tag) for tag in data.get("tags") or [] if isinstance(tag, str)}
+        seen.tags |= set(_words(data.get("tags")))
         ids: set[Any] = set()
         for panel in _panels(data):
             self._panel(panel, ids)
@@ -88,7 +88,7 @@ class One:
             seen.links += [(self._path, line, uid) for uid in _LINK.findall(text) if not uid.startswith("$")]
         for link in _objects(data.get("links")):
             if link.get("type") == "dashboards":
-                seen.tagged.append((self._path, link.line, [str(tag) for tag in link.get("tags") or []]))
+                seen.tagged.append((self._path, link.line, _words(link.get("tags"))))
 
     def _say(self, line: int, check: str, sentence: str) -> None:
         self._report.add(self._path, line, check, sentence)
@@ -159,6 +159,10 @@ class One:
 
 def _objects(value: Any) -> list[Placed]:
     return [one for one in value if isinstance(one, Placed)] if isinstance(value, list) else []
+
+
+def _words(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _at(value: Any, *keys: str) -> Any:

@@ -83,7 +83,7 @@ def _run(root: Path, command: tuple[str, ...], program: str, path: str, report: 
 
 def _said(output: str) -> str:
     """What a program said, in one line and without what is no complaint."""
-    lines = [line.strip() for line in output.splitlines()]
-    kept = [line for line in lines if line and not re.match(r"(Checking|Unit Testing:|SUCCESS|FAILED:?$|Found:)", line)]
+    lines = [re.sub(r"^\s*Checking '?\S+?'?(\s+|$)", "", line).strip() for line in output.splitlines()]
+    kept = [line for line in lines if line and not re.match(r"(Unit Testing:|SUCCESS|FAILED:?$|Found:)", line)]
     said = " ".join(" ".join(kept).split())
     return (said[:1500] + " …") if len(said) > 1500 else said or "failed, and said nothing."
