@@ -19,7 +19,9 @@ import yaml
 from compose import configuration
 from compose.configuration import RULES, Addresses
 from compose.local.service import Service
+from exporter.links import DEFAULT_CONSOLE
 
+GRAFANA = RULES.parent / "grafana"
 SCOPES = ("push", "alert", "operate")
 PORTS: Mapping[str, int] = {
     "exporter": 9464,
@@ -115,10 +117,20 @@ def configurations(settings: Settings, there: Mapping[str, str]) -> dict[str, di
     return made
 
 
-def write_rules(settings: Settings, there: Mapping[str, str]) -> None:
-    """The rules as they are now, with links that lead into this stack."""
+def write_rules_and_dashboards(settings: Settings, there: Mapping[str, str]) -> None:
+    """Both as they are now, with links that lead into this stack."""
+    console = _url(settings, "exporter")
     grafana = {"grafana": _url(settings, "grafana")} if "grafana" in there else {}
-    configuration.write_rules(_file(settings, "rules"), console=_url(settings, "exporter"), **grafana)
+    configuration.write_rules(_file(settings, "rules"), console=console, **grafana)
+    if not grafana:
+        return
+    there_now = _file(settings, "grafana") / "dashboards"
+    for file in GRAFANA.rglob("*"):
+        if file.suffix in (".json", ".yml"):
+            copy = _file(settings, "grafana") / file.relative_to(GRAFANA)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = file.read_text(encoding="utf-8").replace(DEFAULT_CONSOLE, console)
+            copy.write_text(text.replace("/var/lib/grafana/dashboards", str(there_now)), encoding="utf-8")
 
 
 def text(config: Mapping[str, Any]) -> str:
@@ -230,6 +242,7 @@ def _grafana(settings: Settings, there: Mapping[str, str]) -> Service:
     program = there["grafana"]
     home = Path("/usr/share/grafana")
     data = settings.folder / "grafana"
+    provisioned = _file(settings, "grafana")
     return Service(
         key="grafana",
         name="Grafana",
@@ -242,7 +255,8 @@ def _grafana(settings: Settings, there: Mapping[str, str]) -> Service:
             "GF_PATHS_DATA": str(data),
             "GF_PATHS_LOGS": str(data / "log"),
             "GF_PATHS_PLUGINS": str(data / "plugins"),
-            "GF_PATHS_PROVISIONING": str(RULES.parent / "grafana" / "provisioning"),
+            "GF_PATHS_PROVISIONING": str(provisioned / "provisioning"),
+            "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(provisioned / "dashboards" / "verl-fleet.json"),
             "GF_LOG_MODE": "console",
             "GF_SERVER_HTTP_ADDR": "127.0.0.1",
             "GF_SERVER_HTTP_PORT": str(settings.ports["grafana"]),

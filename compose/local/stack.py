@@ -159,7 +159,7 @@ def _other(port: int) -> int:
 def _write_configurations(settings: Settings, there: Mapping[str, str], alive: set[str]) -> list[str]:
     """Write them all; the exporter's not while it runs, for it reads it at its start only, and then a note says so."""
     notes = []
-    parts.write_rules(settings, there)
+    parts.write_rules_and_dashboards(settings, there)
     for key, config in parts.configurations(settings, there).items():
         path, text = parts.configuration_file(settings, key), parts.text(config)
         if key == "exporter" and key in alive:
