@@ -166,7 +166,9 @@ def _placed(rows: Sequence[Row]) -> list[model.Panel | model.RowPanel]:
                 raise ValueError(f"The line with {titles} is {left} columns wide; {COLUMNS} are expected.")
             top += line.height
         if row.collapsed:
+            # Folded up it takes one line, and Grafana moves down what is below it when somebody opens it.
             head.panels = inside
+            top = head.grid_pos.y + 1
         else:
             placed.extend(inside)
     return placed

@@ -32,34 +32,38 @@ def draw(folder: Path, to: Path) -> None:
     from matplotlib import pyplot
 
     boards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    height = max(_bottom(board["panels"]) for board in boards)
+    height = max(sum(_depth(row) for row in board["panels"]) + _bottom(board["panels"]) for board in boards)
     figure, axes = pyplot.subplots(1, len(boards), figsize=(24 * _UNIT * len(boards), height * _UNIT), squeeze=False)
     for axis, board in zip(axes[0], boards, strict=True):
         axis.set_xlim(-0.3, 24.3)
         axis.set_ylim(height + 0.5, -0.5)
         axis.set_axis_off()
         axis.set_title(f"{board['title']} ({board['uid']})", fontsize=11, loc="left")
+        opened = 0
         for panel in board["panels"]:
-            _one(axis, panel)
+            _one(axis, panel, opened)
             for inside in panel.get("panels", []):
-                _one(axis, inside, faint=True)
+                _one(axis, inside, opened, faint=True)
+            opened += _depth(panel)
     figure.subplots_adjust(left=0.005, right=0.995, top=0.97, bottom=0.005, wspace=0.03)
     figure.savefig(to, dpi=90)
     pyplot.close(figure)
 
 
+def _depth(row: Mapping[str, Any]) -> int:
+    """How far a folded row moves down what is below it when it is opened."""
+    return _bottom(row["panels"]) - row["gridPos"]["y"] - 1 if row.get("panels") else 0
+
+
 def _bottom(panels: Sequence[Mapping[str, Any]]) -> int:
-    bottoms: list[int] = [0]
-    for panel in panels:
-        bottoms += [panel["gridPos"]["y"] + panel["gridPos"]["h"], _bottom(panel.get("panels", []))]
-    return max(bottoms)
+    return max(int(panel["gridPos"]["y"]) + int(panel["gridPos"]["h"]) for panel in panels)
 
 
-def _one(axis: Any, panel: Mapping[str, Any], *, faint: bool = False) -> None:
+def _one(axis: Any, panel: Mapping[str, Any], opened: int, *, faint: bool = False) -> None:
     from matplotlib.patches import Rectangle
 
     place = panel["gridPos"]
-    x, y, w, h = place["x"], place["y"], place["w"], place["h"]
+    x, y, w, h = place["x"], place["y"] + opened, place["w"], place["h"]
     if panel["type"] == "row":
         mark = "▸" if panel["collapsed"] else "▾"
         axis.text(x + 0.1, y + 0.75, f"{mark} {panel['title']}", fontsize=9, weight="bold")

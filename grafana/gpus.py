@@ -113,6 +113,17 @@ def _memory() -> Line:
             colours={"now": BLUE, "in an hour": GREY},
             dashed=["in an hour"],
         ),
+        bars(
+            "Time to the limit",
+            "Seconds until a signal of the run reaches its limit if nothing changes, as a detector foresees it: memory "
+            "of GPUs or of the host that fills, a KL or a step time that climbs. Healthy: nothing is foreseen. Below an hour: save, "
+            "and make room.",
+            Query(f"min by (signal) (verl_forecast_seconds_to_limit{{{RUN}}})", "{{signal}}", instant=True),
+            unit="s",
+            decimals=0,
+            steps=((None, RED), (3600, ORANGE), (86400, GREEN)),
+            no_value="Nothing is foreseen.",
+        ),
         lines(
             "Memory as the trainer sees it",
             "Peak that torch reserved and that tensors took on a GPU, and memory in use on the trainer's host. "

@@ -93,26 +93,23 @@ def test_ids_are_unique(dashboard: Json) -> None:
 
 
 def test_panels_lie_in_24_columns_without_overlap_and_fill_their_line(dashboard: Json) -> None:
-    places = [(one["gridPos"], one.get("title", "")) for one in every_place(dashboard)]
-    for place, title in places:
-        assert place["x"] >= 0, title
-        assert place["w"] > 0, title
-        assert place["h"] > 0, title
-        assert place["x"] + place["w"] <= 24, title
-    for (a, first), (b, second) in combinations(places, 2):
-        apart = (
-            a["x"] + a["w"] <= b["x"]
-            or b["x"] + b["w"] <= a["x"]
-            or a["y"] + a["h"] <= b["y"]
-            or b["y"] + b["h"] <= a["y"]
-        )
-        assert apart, f"{first} overlaps {second}"
-    lines: dict[int, list[Json]] = {}
-    for place, _ in places:
-        lines.setdefault(place["y"], []).append(place)
-    for line in lines.values():
-        assert sum(place["w"] for place in line) == 24
-        assert len({place["h"] for place in line}) == 1, "panels side by side are of one height"
+    """Those of a folded row begin below it, as if it were open; what follows it stands where it is when it is folded."""
+    for panels in (dashboard["panels"], *(one["panels"] for one in dashboard["panels"] if one.get("panels"))):
+        places = [(one["gridPos"], one["title"]) for one in panels]
+        for place, title in places:
+            assert min(place["x"], place["w"] - 1, place["h"] - 1) >= 0, title
+            assert place["x"] + place["w"] <= 24, title
+        for (a, first), (b, second) in combinations(places, 2):
+            beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+            assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], f"{first} overlaps {second}"
+        lines: dict[int, list[Json]] = {}
+        for place, _ in places:
+            lines.setdefault(place["y"], []).append(place)
+        for line in lines.values():
+            assert sum(place["w"] for place in line) == 24
+            assert len({place["h"] for place in line}) == 1, "panels side by side are of one height"
+    for row in (one for one in dashboard["panels"] if one.get("panels")):
+        assert min(panel["gridPos"]["y"] for panel in row["panels"]) == row["gridPos"]["y"] + 1
 
 
 def test_the_first_row_is_open_and_every_row_has_a_title(dashboard: Json) -> None:
