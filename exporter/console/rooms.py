@@ -15,6 +15,7 @@ from exporter.app.lifecycle import Exporter
 from exporter.console.audit_page import audit_pages
 from exporter.console.errors import guarded
 from exporter.console.incident_page import incident_pages
+from exporter.console.languages import N_
 from exporter.console.recovery_page import recovery_pages
 from exporter.console.run_page import run_pages
 from exporter.console.runbooks import runbook_pages
@@ -52,7 +53,8 @@ def _only_posted(handlers: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]
 
     @get(sorted(posted))
     async def only_posted(request: AnyRequest) -> Response[bytes]:
-        raise Refused("method_not_allowed", "This address only takes what a form of the console sends.", status=405)
+        message = N_("This address only takes what a form of the console sends.")
+        raise Refused("method_not_allowed", message, status=405)
 
     return [only_posted] if posted else []
 

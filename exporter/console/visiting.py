@@ -18,7 +18,7 @@ from exporter.app.access import Access
 from exporter.app.asked import person
 from exporter.app.bodies import Bodies, content_type
 from exporter.app.lifecycle import Exporter
-from exporter.console.languages import chosen
+from exporter.console.languages import N_, chosen
 from exporter.console.rendering import Pages
 from exporter.console.sending import AnyRequest, Sent, see_other
 from exporter.console.sessions import Session, Sessions, new_id
@@ -116,10 +116,12 @@ class Console:
                 body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FORM_FIELDS
             )
         except ValueError:
-            raise Refused("malformed", "This is not what a form of the console sends.", where="body") from None
+            raise Refused("malformed", N_("This is not what a form of the console sends."), where="body") from None
         form = dict(fields)
         if not self.sessions.is_form_token(form.pop("csrf", ""), visitor.cookie):
-            message = "The form is out of date or was not made by this console: load the page again, and send it then."
+            message = N_(
+                "The form is out of date or was not made by this console: load the page again, and send it then."
+            )
             raise Refused("form", message, where="csrf", status=403)
         return form
 
@@ -129,7 +131,7 @@ class Console:
         host = headers.get("host", "").lower()
         is_own = origin in (f"http://{host}", f"https://{host}", self._origin)
         if (site and site != "same-origin") or (origin and not is_own) or not (site or origin):
-            message = "The form was not sent by a page of this console: open the console, and decide there."
+            message = N_("The form was not sent by a page of this console: open the console, and decide there.")
             raise Refused("origin", message, where="header Origin", status=403)
 
     def cookie(self, name: str, value: str, *, seconds: int | None = None) -> Cookie:
