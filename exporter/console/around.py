@@ -18,14 +18,14 @@ AFTER: Final = 15
 """Rows after what is marked."""
 MOST_ROWS: Final = 160
 
-WIDTH: Final = 640
-HEIGHT: Final = 190
-LEFT: Final = 58
+WIDTH: Final = 420
+HEIGHT: Final = 180
+LEFT: Final = 56
 """Room for the numbers at the side; the others are for those below, and for marks."""
 BOTTOM: Final = 22
 TOP: Final = 12
 RIGHT: Final = 10
-TICKS: Final = 6
+TICKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def drawn(it: Around) -> Drawing:
         signal=it.signal,
         unit=SIGNALS[it.signal].unit if it.signal in SIGNALS else "",
         line=[" ".join(f"{x(row)},{y(it.values[row])}" for row in rows) for rows in stretches if len(rows) > 1],
-        dots=[(x(row), y(it.values[row])) for rows in stretches for row in rows if count <= 80 or len(rows) == 1],
+        dots=[(x(row), y(it.values[row])) for rows in stretches for row in rows if count <= 60 or len(rows) == 1],
         band=[
             " ".join(
                 [f"{x(row)},{y(it.upper[row])}" for row in rows]

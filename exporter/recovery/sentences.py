@@ -15,7 +15,7 @@ def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     """``changed``: of :func:`exporter.recovery.record.difference`."""
     if new.acknowledged_by != old.acknowledged_by:
         return f"{new.acknowledged_by} acknowledged it."
-    if "outcome" in changed:
+    if "outcome" in changed or (new.stage == "aborted" and new.abort_answered != old.abort_answered):
         return new.outcome
     times = changed.get("times", {})
     if new.stage != old.stage:

@@ -1,4 +1,4 @@
-"""A running exporter with a run that broke, its supervisor played by the test, and a person with a browser's manners."""
+"""A running exporter with a run that broke, its supervisor played by the test, and a person with a browser's ways."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import html
 import http.cookiejar
 import math
 import re
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from exporter_process import ExporterProcess, wait_for
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "exporter"))
+
+from exporter_process import ExporterProcess, running, wait_for
 from exporter_scene import batch
 
 from exporter.protocol import (
@@ -45,7 +53,23 @@ SETTINGS = {
     "actor_rollout_ref.actor.optim.lr": 1e-6,
     "trainer.total_training_steps": 200,
 }
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@contextmanager
+def watching(folder: Path, mode: str, *, config: str = CONFIG) -> Iterator[ExporterProcess]:
+    """An exporter with tokens, in that mode."""
+    (folder / "exporter.yml").write_text(config.format(mode=mode))
+    with running(folder, "--config", str(folder / "exporter.yml")) as exporter:
+        yield exporter
+
+
+def broken(exporter: ExporterProcess, run: str = RUN) -> BrokenRun:
+    """A run that has just failed, and the recovery that came of it."""
+    made = BrokenRun(exporter, run)
+    made.start()
+    made.break_down()
+    made.recovery()
+    return made
 
 
 @dataclass
@@ -129,8 +153,6 @@ class BrokenRun:
     _seq: dict[str, int] = field(default_factory=dict)
 
     def push(self, sender: str = "trainer-1", *, attempt: int = 0, **fields: Any) -> PushAnswer:
-        import msgspec
-
         seq = self._seq[sender] = self._seq.get(sender, 0) + 1
         body = encode(batch(run=self.run, attempt=attempt or self.attempt, sender=sender, seq=seq, **fields))
         answer = self.exporter.post("/api/v1/push", body, Authorization="Bearer pu")
@@ -143,6 +165,7 @@ class BrokenRun:
     def train(
         self, first: int, last: int, *, broken_at: int = 10_000, sender: str = "trainer-1", attempt: int = 0
     ) -> None:
+        steps = []
         for step in range(first, last + 1):
             wave = math.sin(step * 1.7)
             bad = step >= broken_at
@@ -153,7 +176,8 @@ class BrokenRun:
                 "critic/rewards/mean": 0.4 + 0.003 * step + 0.02 * wave - (0.3 if bad else 0.0),
                 "timing_s/step": 1.5 + 0.1 * wave,
             }
-            self.push(sender, attempt=attempt, steps=[Step(step=step, metrics=metrics)])
+            steps.append(Step(step=step, metrics=metrics))
+        self.push(sender, attempt=attempt, steps=steps)
 
     def start(self) -> None:
         self.supervisor(AttemptStarted(time=0.0, pid=1, resume_step=0))
