@@ -10,7 +10,7 @@ import urllib.request
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def text_of(url: str, seconds: float = 2.0) -> str | None:
+def text_of(url: str, seconds: float = 5.0) -> str | None:
     """What a GET of ``url`` gives with status 200; None where nothing, or nothing sound, answers."""
     try:
         with _direct.open(url, timeout=seconds) as answer:

@@ -23,7 +23,7 @@ from trainer_entry.supervisor.processes import send
 
 START_SECONDS = 120.0
 """A busy machine takes seconds to start a program, and longer to read a long journal; more than this is a fault."""
-RELOAD_SECONDS = 20.0
+RELOAD_SECONDS = 30.0
 STOP_SECONDS = 60.0
 
 _RELOADED = re.compile(
@@ -176,12 +176,14 @@ def _write_configurations(settings: Settings, there: Mapping[str, str], alive: s
 def _reload(service: Service) -> None:
     """Have it read its configuration and rules anew; raises :class:`StackError` where it does not take them."""
     process = service.process()
-    before = _value(service, _RELOADED)
+    failed_before = _value(service, _SUCCESSFUL) == 0.0
+    asked = time.time()
     if process is None or not send(process, signal.SIGHUP):
         raise StackError(f"{service.name} ended meanwhile. The end of {service.log}:\n{service.last_output()}")
     deadline = time.monotonic() + RELOAD_SECONDS
-    while _value(service, _RELOADED) in (before, None):
-        if _value(service, _SUCCESSFUL) == 0.0 or time.monotonic() > deadline:
+    while (_value(service, _RELOADED) or 0.0) < asked:
+        refused = _value(service, _SUCCESSFUL) == 0.0 and not failed_before
+        if refused or time.monotonic() > deadline:
             raise StackError(
                 f"{service.name} goes on with what it read before, for it does not take the new configuration or "
                 f"rules. The end of {service.log}:\n{service.last_output()}"

@@ -108,3 +108,6 @@ def test_what_is_changed_in_the_rules_is_read_by_a_second_up_and_an_error_is_tol
     with pytest.raises(StackError, match=r"(?s)goes on with what it read before.*unclosed left parenthesis"):
         local_stack.up(settings, {})
     assert answers(f"{machine.url('prometheus')}/-/ready")
+    # Once it is mended, it is taken again.
+    file.write_text(good)
+    local_stack.up(settings, {})

@@ -1,4 +1,4 @@
-"""The health checks of the containers whose programs are here, on real programs: healthy when they run, not when not."""
+"""The health checks whose programs are here, on real programs: healthy while they run, and not when they do not."""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ def test_its_entry_point_runs_with_the_mounted_configuration_and_is_healthy(imag
         done = in_image(image, *[part.replace(":9464", f":{port}") for part in check], folder=tmp_path)
         assert done.returncode == 0, done.stderr
         # What lies beside the code is found where it is installed.
-        assert "Watchdog" in (text_of(f"http://127.0.0.1:{port}/runbooks/Watchdog.md") or "")
-        assert answers(f"http://127.0.0.1:{port}/console/login")
+        assert "Watchdog" in (text_of(f"http://127.0.0.1:{port}/runbooks/Watchdog.md", seconds=120.0) or "")
+        assert text_of(f"http://127.0.0.1:{port}/console/login", seconds=120.0)
     finally:
         child.stop()
     # A health check that nothing can fail would be none.
