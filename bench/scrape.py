@@ -40,6 +40,7 @@ from exporter.incidents import Rules
 from exporter.protocol import (
     PROTOCOL_VERSION,
     Batch,
+    CheckpointSaved,
     ClosedPhase,
     GpuReading,
     HooksReported,
@@ -47,6 +48,7 @@ from exporter.protocol import (
     PhaseReport,
     RolloutCounts,
     Run,
+    RunStarted,
     Sender,
     Step,
 )
@@ -107,7 +109,23 @@ class Fleet:
 
     def series(self) -> int:
         """Samples on the page now."""
-        return sum(1 for line in self.exposition.render().body.splitlines() if not line.startswith(b"#"))
+        return len(self._samples())
+
+    def of_what(self) -> dict[str, int]:
+        """Series of one run: of each GPU, of each phase that has ended, and of the run itself."""
+        run_id = next(iter(self._steps))
+        names = [line.partition(b"{")[0] for line in self._samples() if f'run="{run_id}"'.encode() in line]
+        gpus = sum(name.startswith(b"verl_gpu_") for name in names)
+        ended = sum(name.startswith(b"verl_phase_duration_seconds_") for name in names)
+        phases = sum(name.startswith(b"verl_phase_") for name in names)
+        return {
+            "run": len(names) - gpus - phases,
+            "gpu": gpus // GPUS,
+            "phase": ended // names.count(b"verl_phase_duration_seconds_count"),
+        }
+
+    def _samples(self) -> list[bytes]:
+        return [line for line in self.exposition.render().body.splitlines() if not line.startswith(b"#")]
 
     def _log(self, run_id: str) -> None:
         step = self._steps[run_id] = self._steps[run_id] + 1
@@ -126,7 +144,12 @@ class Fleet:
         self._push(run_id, "worker", step, rollout=RolloutCounts(succeeded=512 * step, failed=step // 9, in_flight=64))
 
     def _hooks(self, run_id: str) -> None:
-        self._push(run_id, "plugin", 1, events=[HooksReported(time=START, installed=["step_metrics", "phases"])])
+        hooks = HooksReported(time=START, installed=["step_metrics", "phases"])
+        configured = RunStarted(time=START, config={"trainer.total_training_steps": 10_000})
+        saved = CheckpointSaved(
+            time=START, step=1, path="/ckpt/global_step_1", verified=True, bytes=43_000_000_000, save_seconds=21.5
+        )
+        self._push(run_id, "plugin", 1, events=[configured, hooks, saved])
 
     def _push(self, run_id: str, sender: str, seq: int, **parts: Any) -> None:
         batch = Batch(
@@ -149,6 +172,8 @@ def _reading(index: int, step: int) -> GpuReading:
         utilization_ratio=0.5 + (step * 7 + index) % 50 / 100.0,
         power_watts=650.0 + (step * 13 + index) % 77 / 3.0,
         temperature_celsius=60.0 + step % 7,
+        xid_errors=0,
+        last_xid=0,
     )
 
 
@@ -212,6 +237,7 @@ def run(folder: Path, series: int, rounds: int) -> dict[str, Any]:
         "series": fleet.series(),
         "runs": len(fleet.core.runs),
         "series_a_run": of_a_run,
+        "series_of": fleet.of_what(),
         "rounds": rounds,
     }
     for name, found in times.items():
@@ -304,12 +330,13 @@ def _table(result: Mapping[str, Any]) -> str:
             result[f"{column}{e}"] for column in ("ours_ms", "generate_latest_ms", "ratio_to_generate_latest", "bytes")
         ]
         lines.append(f"{name:<16}{row[0]:>10.1f}{row[1]:>18.1f}{row[2]:>10.3f}{row[3]:>12}")
-    many = result["many_runs"]
+    many, of = result["many_runs"], result["series_of"]
     verdict = "met" if result["target_met"] else "MISSED"
     return "\n".join(
         [
             *lines,
             "",
+            f"a run has {of['run']} series, {of['gpu']} more for each GPU and {of['phase']} for each phase",
             f"{many['runs']} runs, {many['series']} series: a scrape takes {many['scrape_ms']} ms and keeps others "
             f"waiting for at most {many['longest_wait_ms']} ms at a time",
             f"{verdict}: at most {TARGET} of the time of generate_latest",

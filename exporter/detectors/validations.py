@@ -98,10 +98,10 @@ class Validations:
     def band(self) -> tuple[float, float, float] | None:
         """What is expected of the next validation: the mean of the newest ones, and from where on it lies apart from
         them by more than their noise explains, below and above. None while there are too few to judge."""
-        count = len(self._values)
-        if count < sum(LEVELS[0]):
+        few = sum(LEVELS[0])
+        if len(self._values) < few:
             return None
-        newest = self._values[-max(sum(LEVELS[0]), min(count // 2, LEVELS[-1][1])) :]
+        newest = self._values[-few:]  # more of them would lag behind a run that learns
         middle = fmean(newest)
         reach = NOISES * self._noise(max(self._values, key=abs)) * math.sqrt(1.0 + 1.0 / len(newest))
         return middle, middle - reach, middle + reach

@@ -4,8 +4,8 @@ The first that holds counts:
 
 - ``awaiting_approval``: a plan to recover the run waits for a person.
 - ``recovering``: a recovery is carried out.
-- ``failed``: the trainer ended badly; or a recovery failed, or was refused because the budget is spent, nobody has
-  acknowledged that, and no newer attempt has begun since.
+- ``failed``: the trainer ended badly; or a recovery failed, was refused because the budget is spent, or was aborted and
+  left the run stopped or in doubt, nobody has acknowledged that, and no newer attempt has begun since.
 - ``stopped``: the trainer ended because a command or a person stopped it.
 - ``finished``: the trainer ended by itself with exit code 0.
 - ``silent``: an attempt runs and is not heard, as the detector ``silent_run`` says.
