@@ -116,8 +116,8 @@ def _memory() -> Line:
         bars(
             "Time to the limit",
             "Seconds until a signal of the run reaches its limit if nothing changes, as a detector foresees it: memory "
-            "of GPUs or of the host that fills, a KL or a step time that climbs. Healthy: nothing is foreseen. Below an hour: save, "
-            "and make room.",
+            "of GPUs or of the host that fills, a KL or a step time that climbs. Healthy: nothing is foreseen. Below "
+            "an hour: save, and make room.",
             Query(f"min by (signal) (verl_forecast_seconds_to_limit{{{RUN}}})", "{{signal}}", instant=True),
             unit="s",
             decimals=0,

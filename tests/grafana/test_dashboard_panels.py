@@ -93,7 +93,7 @@ def test_ids_are_unique(dashboard: Json) -> None:
 
 
 def test_panels_lie_in_24_columns_without_overlap_and_fill_their_line(dashboard: Json) -> None:
-    """Those of a folded row begin below it, as if it were open; what follows it stands where it is when it is folded."""
+    """Those of a folded row begin below it, as if it were open; what follows is where it is while the row is folded."""
     for panels in (dashboard["panels"], *(one["panels"] for one in dashboard["panels"] if one.get("panels"))):
         places = [(one["gridPos"], one["title"]) for one in panels]
         for place, title in places:

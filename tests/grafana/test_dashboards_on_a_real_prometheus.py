@@ -42,10 +42,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.start()
         stack.wait_until_watching()
         url, token = stack.exporter_url, stack.token("push")
-        healthy = PlayedRun(url, token, "healthy-0", HEALTHY, speed=12.0, gpus=8)
+        healthy = PlayedRun(url, token, "healthy-0", HEALTHY, speed=16.0, gpus=8)
         others = [
-            PlayedRun(url, token, "healthy-1", CANARY, speed=8.0, cohort="canary"),
-            PlayedRun(url, token, "nan-0", BROKEN, speed=6.0),
+            PlayedRun(url, token, "healthy-1", CANARY, speed=12.0, cohort="canary"),
+            PlayedRun(url, token, "nan-0", BROKEN, speed=10.0),
         ]
         threads = [threading.Thread(target=one.play, args=(60,), daemon=True) for one in others]
         for thread in threads:
