@@ -17,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from exporter.app.access import Access
 from exporter.app.answers import answer
-from exporter.app.asked import AnyRequest, decoded, person
+from exporter.app.asked import AnyRequest, decoded
 from exporter.app.bodies import Bodies, content_type
 from exporter.app.lifecycle import Exporter
 from exporter.notify.delivery import Delivery, Notifier
@@ -72,7 +72,10 @@ def notify_routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HT
         body = await bodies.read(request.receive, request.headers, MOST_BYTES)
         asked = decoded(lambda: msgspec.json.decode(body, type=NotifyTest))
         now = datetime.fromtimestamp(exporter.clock(), timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        return await delivered(test_message(person(asked.who), now, uuid4().hex), chosen(asked.target))
+        if not asked.who.strip() or len(asked.who) > 200 or not asked.who.isprintable():
+            message = "Say who asks, in 1 to 200 printable characters: it stands in the message."
+            raise Refused("malformed", message, where="$.who")
+        return await delivered(test_message(asked.who, now, uuid4().hex), chosen(asked.target))
 
     def chosen(target: str) -> Sequence[str]:
         if not notifier.targets:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from exporter.cli.asking import DEFAULT_URL, AsJson, Url, Who, answered, user
+from exporter.cli.asking import DEFAULT_URL, AsJson, Url, answered, user
 from exporter.cli.showing import clean, show_json
 from exporter.cli.telling import stop
 
@@ -25,7 +25,7 @@ def notify() -> None:
 def notify_test(
     target: Annotated[str, typer.Option("--target", help="Only to this one; otherwise to all.")] = "",
     url: Url = DEFAULT_URL,
-    who: Who = "",
+    who: Annotated[str, typer.Option("--who", help="Who asks; stands in the message. Default: your user name.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Have the exporter send a test message, and say which targets took it."""

@@ -181,7 +181,7 @@ def test_a_message_is_bounded_however_much_an_alert_says(shown: Stage, letter: s
             f"Verl{n}",
             "critical",
             run,
-            **dict.fromkeys(("summary", "action", "description", "findings"), f"{n} " + letter * 50_000),
+            **dict.fromkeys(("summary", "action", "description", "findings"), f"{n} " + letter * 9_000),
         )
         for n in range(30)
     ]

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from alertmanager_stage import routes_of
 
+from exporter.notify.delivery import AT_ONCE, KNOWN_SECONDS, KNOWN_WHEN_DONE_SECONDS, MOST_WAITING
+
 RULES = Path(__file__).resolve().parents[2] / "rules"
 CONFIG_FILE = RULES / "alertmanager.yml"
 CONFIG: dict[str, Any] = yaml.safe_load(CONFIG_FILE.read_text())
@@ -155,3 +157,24 @@ def test_every_template_is_used() -> None:
 def test_receivers_that_a_route_names_are_there() -> None:
     names = {receiver["name"] for receiver in CONFIG["receivers"]}
     assert {route["receiver"] for route in routes_of(CONFIG["route"])} <= names
+
+
+def test_the_document_says_what_the_file_does() -> None:
+    document = (RULES.parent / "docs" / "notifications.md").read_text()
+    for receiver in CONFIG["receivers"]:
+        assert f"`{receiver['name']}`" in document or receiver["name"] == "chat-and-email", receiver["name"]
+    for file in set(re.findall(r"(/etc/verl-sentinel/\S+)", CONFIG_FILE.read_text())):
+        assert file in document
+    times = {"1s": "1 s", "1m": "minute", "30s": "30 s", "1h": "hour", "5m": "5 minutes", "24h": "day", "0s": "at once"}
+    rows = dict(re.findall(r"^\| `(?:action|severity)=\"(\w+)\"`[^|]*\|(.*)$", document, re.M))
+    for route in CONFIG["route"]["routes"]:
+        row = rows[re.findall(r'"(\w+)"', route["matchers"][0])[0]]
+        assert all(times[route[name]] in row for name in ("group_wait", "repeat_interval"))
+        assert route["receiver"] == "dead-mans-switch" or times[route["group_interval"]] in row
+    assert KNOWN_SECONDS == 3600
+    assert "for an hour while another target fails" in document
+    assert "for five minutes\n" in document
+    assert KNOWN_WHEN_DONE_SECONDS == 5 * 60
+    assert f"{MOST_WAITING} may wait" in document
+    assert AT_ONCE == 4
+    assert "Four deliveries" in document
