@@ -27,7 +27,7 @@ up: setup  ## the whole stack without Docker, in the background: exporter, Prome
 	@$(PY) -m compose.local up
 
 down:  ## end what `make up` started; data, logs and tokens stay in .stack
-	@[ ! -x $(PY) ] || $(PY) -m compose.local down
+	@if [ -x $(PY) ]; then $(PY) -m compose.local down; else echo "Nothing runs: there is no $(VENV), which make up makes."; fi
 
 test: setup  ## run all tests, on the stock verl trainer, real programs and a real browser
 	@scripts/bootstrap.sh browser node
