@@ -16,8 +16,11 @@ from babel.numbers import format_decimal, format_percent
 from babel.units import format_unit
 from markupsafe import Markup, escape
 
+from exporter.console.languages import N_
+
 _STEPS: Final = ((86_400, "day", 3600, "hour"), (3600, "hour", 60, "minute"), (60, "minute", 1, "second"))
 _PREFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+AGO: Final = N_("%(time)s ago")
 DASH: Final = "–"
 """For what is not known."""
 
@@ -92,7 +95,7 @@ class Shown:
 
     def ago(self, value: float | None) -> str:
         """An age in seconds."""
-        return DASH if value is None else self._gettext("%(time)s ago") % {"time": self.seconds(value)}
+        return DASH if value is None else self._gettext(AGO) % {"time": self.seconds(value)}
 
     def when(self, value: float | None) -> Markup:
         """Unix seconds, in UTC; the browser's script shows it in the time zone of who looks."""
