@@ -133,7 +133,9 @@ def _built(board: Board, boards: Sequence[Board]) -> model.Dashboard:
         .version(1)
         .variables([Built(variable) for variable in (_datasource(), *board.variables, _console())])
         .annotations([Built(_annotation(one)) for one in board.annotations])
-        .links([*(Built(_to_board(board, other)) for other in boards if other.uid != board.uid), Built(_to_console())])
+        .links(
+            [*(Built(_to_board(board, other)) for other in boards if other.uid != board.uid), Built(_to_console(board))]
+        )
     )
     dashboard = builder.build()
     dashboard.schema_version = SCHEMA_VERSION
@@ -206,6 +208,8 @@ def _console() -> model.VariableModel:
         .build()
     )
     variable.hide = model.VariableHide.HIDE_VARIABLE
+    # Nobody gets to say in a link where the plans are approved.
+    variable.skip_url_sync = True
     return variable
 
 
@@ -286,8 +290,12 @@ def _to_board(here: Board, there: Board) -> model.DashboardLink:
     return _link(there.title.removeprefix("verl "), f"/d/{there.uid}?{query}", "dashboard", there.description)
 
 
-def _to_console() -> model.DashboardLink:
-    return _link("Console", "${console:raw}/console/", "external link", "verl-sentinel's own pages", new_tab=True)
+def _to_console(here: Board) -> model.DashboardLink:
+    """The console's page of the run, where one is chosen; else its list of runs."""
+    of_run = "run" in _names(here) and here.single_run
+    page = "run?id=${run:percentencode}" if of_run else ""
+    title, tooltip = ("Console: this run", "Evidence, and what to try") if of_run else ("Console", "Runs and plans")
+    return _link(title, f"${{console:raw}}/console/{page}", "external link", tooltip, new_tab=True)
 
 
 def _link(title: str, url: str, icon: str, tooltip: str, *, new_tab: bool = False) -> model.DashboardLink:

@@ -195,8 +195,7 @@ def _judging() -> Line:
         ),
         lines(
             "Series",
-            "Samples in a scrape of the exporter. About 80 a run and some for each GPU and phase. Healthy: grows with "
-            "the runs only.",
+            "Samples in a scrape of the exporter. Healthy: grows with runs, their GPUs and their phases only.",
             Query(f"sum(scrape_samples_scraped{{{_JOB}}})", "samples"),
             unit="short",
             minimum=0,

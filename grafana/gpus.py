@@ -12,8 +12,11 @@ _EACH = ("node", "index", "uuid")
 _FULL: tuple[Step, ...] = ((None, GREEN), (0.9, ORANGE), (0.95, RED))
 _HOT: tuple[Step, ...] = ((None, GREEN), (80, ORANGE), (90, RED))
 _FILLED = f"verl_gpu_memory_used_bytes{{{_GPUS}}} / (verl_gpu_memory_total_bytes{{{_GPUS}}} > 0)"
+# A line through the first minutes of a run leads anywhere: only GPUs that were read a quarter of an hour ago have one.
 _FILLED_IN_AN_HOUR = (
-    f"predict_linear(verl_gpu_memory_used_bytes{{{_GPUS}}}[30m], 3600) / (verl_gpu_memory_total_bytes{{{_GPUS}}} > 0)"
+    f"(predict_linear(verl_gpu_memory_used_bytes{{{_GPUS}}}[30m], 3600)"
+    f" and verl_gpu_memory_used_bytes{{{_GPUS}}} offset 15m)"
+    f" / (verl_gpu_memory_total_bytes{{{_GPUS}}} > 0)"
 )
 _BUSY = f"max by (run, node, index) (avg_over_time(verl_gpu_utilization_ratio{{{_GPUS}}}[15m]))"
 
@@ -102,7 +105,8 @@ def _memory() -> Line:
         ),
         lines(
             "Memory, forecast",
-            "The fullest GPU now, and where the fullest will be in an hour if the last half hour goes on. Healthy: "
+            "The fullest GPU now, and where the fullest will be in an hour if the last half hour goes on; from the "
+            "run's first quarter of an hour on. Healthy: "
             "both below 90 %. Above 100 %: it will run out; save and lower the batch before it does.",
             Query(f"max({_FILLED})", "now"),
             Query(f"clamp_min(max({_FILLED_IN_AN_HOUR}), 0)", "in an hour"),

@@ -6,11 +6,13 @@ from grafana.boards import Board, Line, Row, even, project, runs, to_run
 from grafana.panels import (
     GREEN,
     GREY,
+    NOTHING_OPEN,
     ONE_IS_BAD,
     ONE_IS_ODD,
     ORANGE,
     PURPLE,
     RED,
+    SEVERITIES,
     bars,
     lines,
     number,
@@ -22,7 +24,6 @@ from grafana.tables import Label, Value, rows
 PLAN = "${console:raw}/console/recovery?run=${__data.fields.run:percentencode}"
 """The console's page of the run's newest recovery, where it is approved, refused or aborted."""
 CONSOLE_RUN = "${console:raw}/console/run?id=${__data.fields.run:percentencode}"
-_SEVERITIES = {"critical": ("critical", RED), "warning": ("warning", ORANGE)}
 _OUTCOMES = {"succeeded": GREEN, "failed": RED, "refused": ORANGE, "observed": GREY}
 
 
@@ -127,13 +128,13 @@ def _open() -> Line:
         "What the detectors found and what is not resolved. Healthy: one row that says so. A click on the run opens "
         "the console's page with the evidence and what to try.",
         [
-            Label("severity", "Severity", 120, meanings=_SEVERITIES),
+            Label("severity", "Severity", 120, meanings=SEVERITIES),
             Label("run", "Run", link=("Open the run in the console", CONSOLE_RUN)),
             Label("detector", "Detector", 160),
             Label("signal", "Signal", 140),
         ],
         [
-            Value(or_row(opened, "severity", "nothing is open")),
+            Value(or_row(opened, "severity", NOTHING_OPEN)),
             Value(onset, "Since step", "none", 0, 100),
         ],
         sort=("Severity", False),

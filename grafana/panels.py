@@ -51,6 +51,14 @@ STATE_WORDS: Final = {
 }
 """The numbers of :func:`grafana.queries.state_numbers`, in words and colours."""
 
+NOTHING_OPEN: Final = "nothing is open"
+"""What stands in the column of severities of a table of incidents where there is none."""
+SEVERITIES: Final = {
+    "critical": ("critical", RED),
+    "warning": ("warning", ORANGE),
+    NOTHING_OPEN: (NOTHING_OPEN, GREEN),
+}
+
 
 def thresholds(steps: Sequence[Step]) -> build.ThresholdsConfig:
     """Colours by value."""

@@ -69,7 +69,7 @@ def _now() -> Line:
         ),
         number(
             "MFU",
-            "Model FLOPs utilisation of the update. Healthy on GPUs: what it was yesterday, often 20 to 50 %.",
+            "Model FLOPs utilisation of the update. Healthy: what it was yesterday. On a CPU it says nothing.",
             Query(newest("verl_model_flops_utilization_ratio")),
             unit="percentunit",
             decimals=1,

@@ -8,10 +8,12 @@ from grafana.panels import (
     BLUE,
     GREEN,
     GREY,
+    NOTHING_OPEN,
     ONE_IS_BAD,
     ORANGE,
     PURPLE,
     RED,
+    SEVERITIES,
     SHARE_IS_GOOD,
     STATE_WORDS,
     bars,
@@ -104,14 +106,12 @@ def _findings() -> Line:
         "What the detectors found and what is not resolved, the first step that it concerns, and the finding with "
         "which it began. Healthy: one row that says so. What to try stands in the console.",
         [
-            Label(
-                "severity", "Severity", 110, meanings={"critical": ("critical", RED), "warning": ("warning", ORANGE)}
-            ),
+            Label("severity", "Severity", 110, meanings=SEVERITIES),
             Label("detector", "Detector", 170),
             Label("signal", "Signal", 150),
         ],
         [
-            Value(or_row(opened, "severity", "nothing is open")),
+            Value(or_row(opened, "severity", NOTHING_OPEN)),
             Value(newest("verl_incident_onset_step", "detector", "signal"), "Since step", "none", 0, 100),
         ],
         sort=("Severity", False),

@@ -177,5 +177,6 @@ def test_the_way_to_a_plan_leads_through_the_console() -> None:
     (board,) = (one for one in DASHBOARDS if one["uid"] == "verl-incidents")
     (console,) = (one for one in board["templating"]["list"] if one["name"] == "console")
     assert (console["type"], console["query"], console["hide"]) == ("constant", "http://127.0.0.1:9464", 2)
+    assert console["skipUrlSync"], "a link must not say where plans are approved"
     links = [text for text in every_text(board) if "/console/recovery" in text]
     assert links == ["${console:raw}/console/recovery?run=${__data.fields.run:percentencode}"]
