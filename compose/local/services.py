@@ -18,11 +18,15 @@ import yaml
 
 from compose import configuration
 from compose.configuration import RULES, Addresses
-from compose.local.service import Service
+from compose.local.service import Service, StackError
+from exporter.config import ConfigError, parse
 from exporter.links import DEFAULT_CONSOLE
 
 GRAFANA = RULES.parent / "grafana"
 SCOPES = ("push", "alert", "operate")
+OWN = "exporter.yml"
+"""In the stack's folder, where there is one: sections of the exporter's configuration that go before ours."""
+
 PORTS: Mapping[str, int] = {
     "exporter": 9464,
     "alertmanager": 9093,
@@ -160,7 +164,22 @@ def _exporter_configuration(settings: Settings, there: Mapping[str, str]) -> dic
     }
     if "victoriametrics" in there:
         config["influxdb"] = {"url": _url(settings, "victoriametrics"), "org": "verl-sentinel", "bucket": "verl"}
-    return config
+    return {**config, **_own_sections(settings)}
+
+
+def _own_sections(settings: Settings) -> dict[str, Any]:
+    """Sections of the exporter's configuration that the user wrote. Raises :class:`StackError` for unusable ones."""
+    file = settings.folder / OWN
+    if not file.exists():
+        return {}
+    try:
+        parse(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise StackError(f"The exporter's configuration of your own cannot be used. {error}") from error
+    sections: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    if ours := sections.keys() & {"listen", "data_dir", "tokens"}:
+        raise StackError(f"{file} says {' and '.join(sorted(ours))}, which `make up` sets itself; take that out.")
+    return sections
 
 
 def _exporter(settings: Settings, there: Mapping[str, str]) -> Service:

@@ -104,6 +104,32 @@ def test_another_mode_while_it_runs_is_said_to_need_a_new_start(machine: Machine
     assert "mode: approve" in (machine.folder / "config" / "exporter.yml").read_text()
 
 
+def test_settings_of_one_s_own_go_before_ours_and_a_wrong_one_is_told_with_its_line(
+    machine: Machine, tmp_path: Path
+) -> None:
+    path = path_without_programs(tmp_path)
+    machine.folder.mkdir()
+    own = machine.folder / "exporter.yml"
+    own.write_text("retention: {days: 7}\nrecovery: {mode: approve, trigger: direct}\n")
+    machine.up(PATH=path)
+    config = yaml.safe_load((machine.folder / "config" / "exporter.yml").read_text())
+    assert config["retention"] == {"days": 7}
+    assert config["recovery"]["mode"] == "approve"
+    assert config["tokens"]["push"]
+    machine.down()
+    for text, sentence in {
+        "retention: {day: 7}\n": "line 1",
+        "listen: 0.0.0.0:1\n": "says listen, which `make up` sets itself",
+        "- no mapping\n": "cannot be used",
+        "\x00": "cannot be used",
+    }.items():
+        own.write_text(text)
+        done = machine.make("up", PATH=path)
+        assert done.returncode == 1
+        assert sentence in done.stderr
+        assert not any(running(pid) for pid in machine.pids().values())
+
+
 def test_a_pid_that_another_program_has_now_is_left_alone(machine: Machine) -> None:
     stranger = subprocess.Popen(["sleep", "600"])
     try:
