@@ -15,7 +15,7 @@ from exporter.bundle.filled_compose import filled_compose, filled_exporter
 from exporter.bundle.filled_configs import filled_alertmanager, filled_datasource, filled_prometheus
 from exporter.bundle.filled_rules import addressed, filled_dashboard, filled_rules, filled_tests
 from exporter.bundle.layout import rules_in
-from exporter.bundle.reading import items, text_of, value_of
+from exporter.bundle.reading import composed, items, text_of, value_of
 from exporter.bundle.site import PARTS, Site
 from exporter.bundle.sources import shipped
 from exporter.bundle.windows import fit
@@ -111,7 +111,7 @@ def _chosen(rules: Mapping[str, str], site: Site) -> dict[str, str]:
         rule.name
         for path, text in chosen.items()
         if _is_rules(path)
-        for rule in rules_in(path, yaml.compose(text))
+        for rule in rules_in(path, composed(text))
         if rule.kind == "alert"
     }
     return {path: text for path, text in chosen.items() if _of_use(path, text, chosen, alerts)}
@@ -119,7 +119,7 @@ def _chosen(rules: Mapping[str, str], site: Site) -> dict[str, str]:
 
 def _of_use(path: str, text: str, chosen: Collection[str], alerts: Collection[str]) -> bool:
     if path.startswith("rules/tests/"):
-        tested = [text_of(item) for item in items(value_of(yaml.compose(text), "rule_files"))]
+        tested = [text_of(item) for item in items(value_of(composed(text), "rule_files"))]
         return all(posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) in chosen for one in tested)
     if path.startswith("rules/runbooks/"):
         return posixpath.basename(path).removesuffix(".md") in alerts
@@ -157,6 +157,6 @@ def _read_again(path: str, text: str) -> None:
         if path.endswith(".json"):
             json.loads(text)
         elif re.search(r"\.ya?ml$", path):
-            yaml.compose(text)
+            composed(text)
     except (ValueError, yaml.YAMLError) as error:
         raise RuntimeError(f"{path} could not be filled in, which is a fault of verl-sentinel: {error}") from error

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import yaml
 
-from exporter.bundle.reading import entries, value_of
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from exporter.bundle.reading import composed, entries, value_of
 
 
 def quoted(value: str) -> str:
@@ -34,7 +31,7 @@ class Edits:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.root: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+        self.root = composed(text)
         self._starts = [0]
         for line in text.split("\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)

@@ -24,7 +24,8 @@ _ADDRESSES: Final = re.compile(
 _MATCHER: Final = re.compile(rf'(\bjob\s*=~?\s*\\?")({re.escape(DEFAULT_JOB)})(\\?")')
 _ENTRY: Final = re.compile(rf"(\bjob(?:_name)?: )[\"']?{re.escape(DEFAULT_JOB)}[\"']?(?=\s*(?:[,}}#]|$))", re.MULTILINE)
 _OWN_INTERVAL: Final = re.compile(
-    r"(set no interval of their own|No interval of its own):\s+(?:# )?global\.evaluation_interval\s+(?:# )?holds\."
+    r"(sets? no interval of (?:their|its) own|No interval of its own):"
+    r"\s+(?:# )?global\.evaluation_interval\s+(?:# )?holds\."
 )
 
 
@@ -60,9 +61,8 @@ def filled_rules(text: str, site: Site) -> str:
     if not site.evaluation_interval:
         return text
     said = f"every {site.evaluation_interval}, whatever the global interval is."
-    return _OWN_INTERVAL.sub(
-        lambda found: ("are evaluated " if found[1].startswith("set") else "Evaluated ") + said, text
-    )
+    begins = {"set ": "are evaluated ", "sets": "is evaluated ", "No i": "Evaluated "}
+    return _OWN_INTERVAL.sub(lambda found: begins[found[1][:4]] + said, text)
 
 
 def filled_tests(text: str, site: Site) -> str:

@@ -28,6 +28,12 @@ DEEPEST = 8
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def composed(text: str) -> yaml.Node | None:
+    """YAML as nodes, which know their lines; ``None`` for an empty text."""
+    node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+    return node
+
+
 class Tree:
     """The files of a directory, without those that a link leads to outside of it.
 
@@ -121,7 +127,7 @@ class Tree:
         if text is None:
             return None
         try:
-            node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+            node = composed(text)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             said = ", ".join(part for part in (error.context, error.problem) if part)
@@ -183,17 +189,6 @@ def placed_json(text: str) -> Any:
     decoder.parse_object = parse_object
     decoder.scan_once = py_make_scanner(decoder)
     return decoder.decode(text)
-
-
-def plain(node: yaml.Node | None) -> Any:
-    """A node's value as plain data. Sequences and mappings that an alias repeats are the same object."""
-    if node is None:
-        return None
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
 
 
 def entries(node: yaml.Node | None) -> dict[str, tuple[yaml.Node, yaml.Node]]:

@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import yaml
-
 from exporter.bundle import promql, templates
 from exporter.bundle.findings import listed
 from exporter.bundle.layout import Rule, rules_in
+from exporter.bundle.reading import composed
 from exporter.bundle.site import Site, SiteError, seconds
 
 SAMPLES: Final = 4
@@ -27,7 +26,7 @@ def fit(rule_files: Mapping[str, str], dashboards: Mapping[str, str], site: Site
     Raises:
         SiteError: with the windows, and the longest interval that fits.
     """
-    rules = [rule for path, text in rule_files.items() for rule in rules_in(path, yaml.compose(text))]
+    rules = [rule for path, text in rule_files.items() for rule in rules_in(path, composed(text))]
     recorded = {rule.name for rule in rules if rule.kind == "record"}
     scraped: list[tuple[float, str]] = []
     evaluated: list[tuple[float, str]] = []
