@@ -215,7 +215,9 @@ def test_an_abort_is_shown_in_every_stage(
     assert run.supervisor().abort is None
     line = next(line for line in run.audit() if line["kind"] == "aborted")
     assert "ada aborted it while it was" in line["summary"]
+    assert ada.get("/console/run", id=run.run).has("A recovery was aborted: until that is acknowledged")
     assert ada.decide(recovery, "acknowledge").has("ada acknowledged it.")
+    assert not ada.get("/console/run", id=run.run).has("A recovery was aborted")
 
 
 def test_the_progress_is_shown_with_times_and_healthy_steps(acting: ExporterProcess) -> None:
