@@ -69,7 +69,7 @@ def bounded(limits: Limits) -> Schemas:
         "ClosedPhase": {"name": name, "seconds": seconds},
         "PhaseReport": {"step": whole, "open": {"maxItems": MAX_OPEN_PHASES}, "closed": many},
         "RolloutCounts": dict.fromkeys(("succeeded", "failed", "cancelled", "in_flight"), whole),
-        "GpuReading": {"node": name, "uuid": maybe, "index": whole},
+        "GpuReading": {"node": name, "uuid": maybe, **dict.fromkeys(("index", "xid_errors", "last_xid"), whole)},
         "HooksReported": {"installed": {**many, "items": {"type": "string", **name}}, "missing": many},
         "HookMissing": {"name": name},
         "RunStarted": {"config": {"maxProperties": 10 * MAX_PARTS}},

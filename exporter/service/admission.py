@@ -153,7 +153,7 @@ def check(batch: Batch, limits: Limits) -> None:
         name(gpu.node, f"{where}.node", limits)
         name(gpu.uuid, f"{where}.uuid", limits, empty=True)
         _integer(gpu.index, f"{where}.index")
-        for field in ("memory_used_bytes", "memory_total_bytes"):
+        for field in ("memory_used_bytes", "memory_total_bytes", "xid_errors", "last_xid"):
             if getattr(gpu, field) is not None:
                 _integer(getattr(gpu, field), f"{where}.{field}")
     for index, event in enumerate(batch.events):

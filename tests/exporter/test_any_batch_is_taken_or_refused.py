@@ -91,7 +91,14 @@ batches = st.builds(
     ),
     rollout=st.one_of(st.none(), st.builds(RolloutCounts, succeeded=whole, failed=whole, in_flight=whole)),
     gpus=st.lists(
-        st.builds(GpuReading, node=word, index=whole, memory_used_bytes=st.one_of(st.none(), whole), power_watts=real),
+        st.builds(
+            GpuReading,
+            node=word,
+            index=whole,
+            memory_used_bytes=st.one_of(st.none(), whole),
+            xid_errors=st.one_of(st.none(), whole),
+            power_watts=real,
+        ),
         max_size=2,
     ),
     events=st.lists(happening, max_size=2),

@@ -136,6 +136,13 @@ def test_what_is_known_of_the_newest_checkpoints_is_shown(scene: Scene) -> None:
     }
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_duration_of_a_save_is_absent(scene: Scene, seconds: float) -> None:
+    scene.push(events=[CheckpointSaved(time=1.0, step=10, path="/c/10", verified=True, save_seconds=seconds)])
+    assert "verl_checkpoint_save_seconds" not in page(scene)
+    assert page(scene)["verl_checkpoint_last_saved_step"] == 10
+
+
 def test_checkpoints_are_known_after_a_restart(scene: Scene) -> None:
     scene.push(events=[CheckpointSaved(time=1.0, step=10, path="/c/10", verified=True, bytes=5000, save_seconds=1.5)])
     before = page(scene)

@@ -244,7 +244,7 @@ class RunSeries:
         if saved is not None:
             values += [(f.CHECKPOINT_SAVED, saved.step), (f.CHECKPOINT_SAVED_AT, saved.saved_at)]
             values += [(f.CHECKPOINT_SIZE, saved.bytes)] if saved.bytes else []
-            values += [(f.CHECKPOINT_SAVE, saved.save_seconds)] if saved.save_seconds else []
+            values += [(f.CHECKPOINT_SAVE, saved.save_seconds)] if 0.0 < saved.save_seconds < math.inf else []
         if verified is not None:
             values += [(f.CHECKPOINT_VERIFIED, verified.step), (f.CHECKPOINT_VERIFIED_AT, verified.saved_at)]
         return [(family.order, f"{family.sample}{self._of_run}{number(value)}\n") for family, value in values]
@@ -263,7 +263,7 @@ class RunSeries:
             self._put_labelled(f.FORECAST, seconds, signal)
 
     def _situations(self) -> None:
-        """Under the name of the finding that was said first, which stays while others join."""
+        """Under the name of the finding that leads, which stays while others join."""
         groups = [(group, found) for group in self.run.groups() if (found := group.open)]
         newest = max((found[0].attempt for _, found in groups), default=0)
         for group, found in groups:
@@ -271,8 +271,8 @@ class RunSeries:
                 self._put_labelled(f.INCIDENT_ONSET, incident.onset, incident.detector, incident.signal, group.name)
             if found[0].attempt == newest:
                 # What is left of an attempt that is over may have lost the finding that named it to the next one.
-                first = group.incidents[0]
-                self._put_labelled(f.SITUATION_OPEN, 1, first.detector, first.signal, group.severity.label)
+                lead = group.lead
+                self._put_labelled(f.SITUATION_OPEN, 1, lead.detector, lead.signal, group.severity.label)
 
     def _forecasts(self) -> dict[str, float]:
         """Seconds to the nearest limit of each signal: of open incidents, and of what was noted at the newest step."""
