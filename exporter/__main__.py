@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import sys
 
-REQUIRED = ("backports", "httptools", "litestar", "numpy", "prometheus_client", "rich", "typer", "uvicorn", "yaml")
+REQUIRED = (
+    "backports",
+    "httptools",
+    "litestar",
+    "numpy",
+    "prometheus_client",
+    "promql_parser",
+    "rich",
+    "typer",
+    "uvicorn",
+    "yaml",
+)
 """What the extra ``exporter`` brings, by the names that are imported."""
 
 

@@ -29,9 +29,8 @@ check ruff "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
 check mypy "$bin/mypy"
 check import-linter "$bin/lint-imports"
-programs "promtool rules" promtool check rules rules/prometheus/*.rules.yml
-programs "promtool tests" promtool test rules rules/tests/*.yml
-programs "amtool" amtool check-config rules/alertmanager.yml
+# With promtool and amtool, which it asks for by itself.
+check "rules and dashboards" "$bin/verl-sentinel" check .
 programs shellcheck shellcheck "${scripts[@]}"
 
 if [ ${#failed[@]} -gt 0 ]; then
