@@ -6,8 +6,10 @@ recovery counts its witnesses. Nothing is stored: a situation follows from the i
 exporter that was started again, have the same ones.
 
 Where an incident belongs is decided by what was known when it was said, in the order in which the incidents were said.
-So in the attempt that runs a later finding never tears a situation apart nor joins two, and the finding that was said
-first names it for as long as it lasts: an alert made of it keeps its identity while the situation grows.
+So in the attempt that runs a later finding never tears a situation apart nor joins two, and one finding names it for as
+long as it lasts: an alert made of it keeps its identity while the situation grows. That finding is the one that was said
+first; of a critical situation, the first of those that were not over when it became critical: nobody is woken by the
+name of what has passed.
 
 The grouping is alarm correlation by time and by known dependencies, as in M. Steinder and A. S. Sethi, A survey of
 fault localization techniques in computer networks, Science of Computer Programming 53, 2004. The combined confidence is
@@ -53,9 +55,20 @@ class Group:
         self._add(first)
 
     @property
+    def lead(self) -> Incident:
+        """The finding that names it; stays the same while the situation is a page, and while it is none."""
+        if self.severity is Severity.CRITICAL:
+            became = min((one.paged_at for one in self.incidents if one.paged_at is not None), default=math.inf)
+            for one in self.incidents:
+                if one.said_at <= became and (one.resolved_at is None or one.resolved_at > became):
+                    return one
+        return self.incidents[0]
+
+    @property
     def name(self) -> str:
-        """Detector and signal of the finding that was said first, ``surge/kl``."""
-        return f"{self.incidents[0].detector}/{self.incidents[0].signal}"
+        """Detector and signal of the finding that names it, ``surge/kl``."""
+        lead = self.lead
+        return f"{lead.detector}/{lead.signal}"
 
     @property
     def open(self) -> list[Incident]:
@@ -130,7 +143,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     attempt: int
     name: str
-    """Detector and signal of that incident, ``surge/kl``: the labels of the situation's alert."""
+    """Detector and signal of the finding that names it, ``surge/kl``: the labels of the situation's alert."""
     state: State
     severity: Severity
     """The worst that is open; once all are resolved, the worst there was."""

@@ -103,7 +103,7 @@ class SituationView(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     attempt: int
     name: str
-    """Detector and signal of that incident: the labels of the situation's alert."""
+    """Detector and signal of the finding that names it: the labels of the situation's alert."""
     state: str
     """As of an incident; acknowledged when every open finding is."""
     severity: str

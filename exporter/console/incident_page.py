@@ -64,7 +64,7 @@ def incident_pages(console: Console) -> list[HTTPRouteHandler]:
             to_acknowledge=[found for found in it.findings if found.state == "opened"],
             drawings=drawings,
             why_not=why_not,
-            runbook=runbook_of.of_detector(group.incidents[0].detector),
+            runbook=runbook_of.of_detector(group.lead.detector),
             grafana_run=_grafana(run.state.run_id, it),
             recoveries=recoveries,
             stages=STAGES,

@@ -82,6 +82,30 @@ def test_findings_of_one_fault_are_one_situation_with_what_came_first_first() ->
     )
 
 
+def test_a_page_is_not_named_by_a_finding_that_was_over_when_it_became_critical() -> None:
+    it = book()
+    say(it, found("surge/kl", 100, severity=WARNING))
+    quiet(it, 101, 102, 103, 104)
+    say(it, found("non_finite/loss", 110))
+    (group,) = groups(it)
+    assert [i.state for i in group.incidents] == ["resolved", "opened"]
+    assert group.name == "non_finite/loss"
+    say(it, found("non_finite/loss", 111), found("surge/grad_norm", 111))
+    assert groups(it)[0].name == "non_finite/loss", "it keeps the name while the situation grows"
+
+
+def test_a_page_keeps_the_name_of_the_warning_with_which_it_began_when_that_ends_later() -> None:
+    it = book()
+    say(it, found("surge/kl", 100, severity=WARNING))
+    say(it, found("non_finite/loss", 101))
+    assert groups(it)[0].name == "surge/kl"
+    for step in range(102, 107):
+        say(it, found("non_finite/loss", step))
+    (group,) = groups(it)
+    assert [i.state for i in group.incidents] == ["resolved", "opened"]
+    assert group.name == "surge/kl"
+
+
 def test_a_single_finding_is_a_situation_of_its_own() -> None:
     it = book()
     say(it, found("surge/loss", 7, 6, WARNING, summary="the loss is 9"))
