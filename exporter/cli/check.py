@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="An export, or a folder with rules/ and grafana/.", show_default=".")
+        Path, typer.Argument(metavar="DIR", help="An export, or a folder with rules/ and grafana/.", show_default=".")
     ] = Path(),
     without: Annotated[
         list[str] | None,
@@ -34,9 +34,10 @@ def check(
 ) -> None:
     """Check rules, their tests, runbooks, routes and dashboards before they are loaded.
 
-    Runs promtool and amtool, and looks at what they cannot know: whether each metric and label is one that the exporter
-    exports, whether each alert has a test, a runbook and a summary, whether each panel has a title, a description and a
-    unit, and whether links lead somewhere.
+    Runs promtool and amtool, and looks at what they cannot know.
+    Is each metric and label one that the exporter exports?
+    Has each alert a test, a runbook, a summary, something to do, and links that lead somewhere?
+    Has each panel a title, a description and a unit?
 
     Exit code: 0 nothing found; 1 findings; 2 called wrongly, or a program is not installed.
     """

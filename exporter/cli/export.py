@@ -147,11 +147,11 @@ def export(
         typer.Option("--diff", help="Print what would change as a diff, and do nothing.", rich_help_panel=_WRITING),
     ] = False,
 ) -> None:
-    """Write rules, routes, dashboards and a compose file for a stack of your own, with your values filled in.
+    """Write rules, routes, dashboards and a compose file for a stack of your own, filled in.
 
-    A directory may be exported to again. A file that you changed stays as it is while the export has nothing new for
-    it; where it has, nothing at all is written, and you are told which files these are. See what was written with
-    verl-sentinel check DIR.
+    A directory may be exported to again: a file that you changed stays while there is nothing new for it.
+    Where there is, nothing at all is written, and you are told which files these are.
+    Look at what was written with: verl-sentinel check DIR
 
     Exit code: 0 done; 1 files are in the way, or cannot be written; 2 called wrongly.
     """
