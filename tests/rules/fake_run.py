@@ -19,8 +19,10 @@ from exporter.protocol import (
     Command,
     CommandProgress,
     Event,
+    GpuReading,
     PushAnswer,
     Role,
+    RolloutCounts,
     Run,
     Sender,
     Step,
@@ -46,21 +48,31 @@ def wait_for(what: str, look: Callable[[], Found | None]) -> Found:
 class FakeSender:
     """One process of a run that pushes."""
 
-    def __init__(self, url: str, token: str, run: str, role: Role) -> None:
-        self._url, self._token, self._run = url + PUSH_PATH, token, run
+    def __init__(self, url: str, token: str, run: str, role: Role, project: str = "") -> None:
+        self._url, self._token, self._run, self._project = url + PUSH_PATH, token, run, project
         self._sender = Sender(id=f"{run}-{role}", role=role)
         self._seq = 0
 
-    def push(self, attempt: int, *, steps: tuple[Step, ...] = (), events: tuple[Event, ...] = ()) -> PushAnswer:
+    def push(
+        self,
+        attempt: int,
+        *,
+        steps: tuple[Step, ...] = (),
+        events: tuple[Event, ...] = (),
+        gpus: tuple[GpuReading, ...] = (),
+        rollout: RolloutCounts | None = None,
+    ) -> PushAnswer:
         """Send until it is accepted, as the real sender does: the exporter may be down for a while."""
         self._seq += 1
         batch = Batch(
             protocol=PROTOCOL_VERSION,
-            run=Run(run_id=self._run, attempt=attempt, trainer="ppo_v1"),
+            run=Run(run_id=self._run, attempt=attempt, trainer="ppo_v1", project=self._project),
             sender=self._sender,
             seq=self._seq,
             steps=list(steps),
             events=list(events),
+            gpus=list(gpus),
+            rollout=rollout,
         )
         return wait_for("a push is accepted", lambda: self._try(encode(batch)))
 
@@ -77,10 +89,10 @@ class FakeSender:
 class FakeRun:
     """Trainer and supervisor of one run."""
 
-    def __init__(self, url: str, token: str, run_id: str) -> None:
+    def __init__(self, url: str, token: str, run_id: str, project: str = "") -> None:
         self.run_id = run_id
-        self.trainer = FakeSender(url, token, run_id, "trainer")
-        self.supervisor = FakeSender(url, token, run_id, "supervisor")
+        self.trainer = FakeSender(url, token, run_id, "trainer", project)
+        self.supervisor = FakeSender(url, token, run_id, "supervisor", project)
 
     def start(self, attempt: int, resume_step: int = 0, command_id: str = "") -> None:
         event = AttemptStarted(time=0.0, pid=1, resume_step=resume_step, command_id=command_id)
