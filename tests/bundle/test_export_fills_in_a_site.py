@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def loaded(made: Bundle, path: str) -> Any:
 
 
 def alerts(made: Bundle) -> list[dict[str, Any]]:
-    files = [yaml.safe_load(text) for path, text in made.files.items() if path.endswith(".rules.yml")]
-    return [rule for file in files for group in file["groups"] for rule in group["rules"] if "alert" in rule]
+    read = [yaml.safe_load(text) for path, text in made.files.items() if path.endswith(".rules.yml")]
+    return [rule for file in read for group in file["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 @pytest.mark.parametrize("options", SETS)
@@ -201,6 +202,15 @@ def test_everything_that_the_compose_file_mounts_is_there(everything: Bundle) ->
             if source.startswith(".") and source != "./secrets/notify":
                 path = (Path("/compose") / source).resolve().relative_to("/").as_posix()
                 assert any(file == path or file.startswith(f"{path}/") for file in everything.files), (name, source)
+
+
+def test_the_compose_file_is_still_one(everything: Bundle) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("check_jsonschema")
+    vendored = files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    schema = json.loads(vendored.read_text(encoding="utf-8"))
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    assert [error.message for error in validator.iter_errors(loaded(everything, "compose/compose.yml"))] == []
 
 
 def test_without_a_preset_its_rules_tests_and_runbooks_are_not_there() -> None:
