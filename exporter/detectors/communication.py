@@ -8,7 +8,7 @@ validation and saving. A page asks besides that the sync takes at least ``page_s
 hundredth of the step may treble and cost nothing.
 
 This is the comparison with the run's own last two hundred steps; the one with a week ago is a rule of Prometheus
-(``verl-trends.rules.yml``), which sees more than one run.
+(``verl-performance.rules.yml``), which sees more than one run.
 
 Score: how many times larger the share is (or the seconds, whichever grew less); threshold: how many times are too many.
 
