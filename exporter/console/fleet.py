@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -141,38 +141,38 @@ def every_run(core: Core, recoveries: Recoveries, now: float) -> Iterator[Found]
         )
 
 
-def select(found: list[Found], wanted: Wanted) -> Fleet:
-    """The runs of a page, still without their rows; see :func:`row`."""
+def keys(found: Iterable[Found], wanted: Wanted) -> Iterator[Any]:
+    """What each run is sorted by: some of it has to be worked out."""
+    return map(ORDERS.get(wanted.sort, ORDERS["urgency"]), found)
+
+
+def select(found: Sequence[Found], by: Sequence[Any], wanted: Wanted) -> Fleet:
+    """The runs of a page, whose rows are still to be filled; ``by``: :func:`keys` of all that were found."""
     text = wanted.text.casefold()
     named = [
-        one
-        for one in found
+        (one, key)
+        for one, key in zip(found, by, strict=True)
         if (not wanted.project or one.project == wanted.project)
         and (not text or text in f"{one.run_id}\n{one.project}\n{one.experiment}".casefold())
     ]
-    counts = Counter(one.state for one in named)
-    counts["attention"] = sum(one.needs_a_person for one in named)
+    counts = Counter(one.state for one, _ in named)
+    counts["attention"] = sum(one.needs_a_person for one, _ in named)
     matching = [
-        one
-        for one in named
+        (one, key)
+        for one, key in named
         if not wanted.state or one.state == wanted.state or (wanted.state == "attention" and one.needs_a_person)
     ]
-    order = ORDERS.get(wanted.sort, ORDERS["urgency"])
-    matching.sort(key=lambda one: one.rank)
-    if order is not ORDERS["urgency"]:
-        known = [one for one in matching if order(one) is not None]
-        known.sort(key=order, reverse=wanted.down)
-        # What is not known comes last, whichever way it is sorted.
-        matching = known + [one for one in matching if order(one) is None]
-    elif wanted.down:
-        matching.reverse()
-    pages = max(1, math.ceil(len(matching) / PAGE_RUNS))
+    matching.sort(key=lambda both: both[0].rank)
+    # What is not known comes last, whichever way it is sorted; what is alike stays in order of urgency.
+    known = sorted((both for both in matching if both[1] is not None), key=lambda both: both[1], reverse=wanted.down)
+    ordered = [one for one, _ in known] + [one for one, key in matching if key is None]
+    pages = max(1, math.ceil(len(ordered) / PAGE_RUNS))
     page = min(max(1, wanted.page), pages)
-    shown = matching[(page - 1) * PAGE_RUNS : page * PAGE_RUNS]
+    shown = ordered[(page - 1) * PAGE_RUNS : page * PAGE_RUNS]
     return Fleet(
         rows=[Row(one) for one in shown],
         total=len(found),
-        matching=len(matching),
+        matching=len(ordered),
         counts=counts,
         projects=sorted({one.project for one in found if one.project})[:MOST_PROJECTS],
         page=page,

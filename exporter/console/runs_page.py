@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from exporter.console.fleet import ORDERS, Fleet, Wanted, every_run, fill, select
+from exporter.console.fleet import ORDERS, Fleet, Wanted, every_run, fill, keys, select
 from exporter.console.labels import STATES
 from exporter.console.languages import N_
 from exporter.console.rendering import in_slices
@@ -36,7 +36,7 @@ def runs_pages(console: Console) -> list[HTTPRouteHandler]:
         now = console.clock()
         wanted = wanted_of(visitor)
         found = await in_slices(every_run(console.core, recoveries, now))
-        fleet = select(found, wanted)
+        fleet = select(found, await in_slices(keys(found, wanted)), wanted)
         await in_slices(fill(row, now) for row in fleet.rows)
         return await visitor.page(
             "runs.html",
