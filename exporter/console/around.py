@@ -153,10 +153,11 @@ def _range(it: Around) -> tuple[float, float]:
     """Lowest and highest of the values, with the band as far as it does not flatten them."""
     values = [value for value in it.values if math.isfinite(value)] or [0.0]
     low, high = min(values), max(values)
-    room = (high - low) or abs(high) or 1.0
+    room = 0.75 * ((high - low) or abs(high) or 1.0)
+    least, most = low - room, high + room
     for value in (*it.lower, *it.upper):
         if math.isfinite(value):
-            low, high = min(low, max(value, low - room)), max(high, min(value, high + room))
+            low, high = min(low, max(value, least)), max(high, min(value, most))
     pad = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
     return low - pad, high + pad
 

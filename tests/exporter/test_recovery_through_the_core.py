@@ -207,3 +207,34 @@ def test_an_incident_is_resolved_by_its_own_recovery_also_when_the_next_one_bega
     assert "scripted_step" not in scene.incidents()
     assert scene.run().book.history[-1].resolution == f"recovery {command.id} succeeded"
     scene.close()
+
+
+def test_an_abort_is_told_to_the_supervisor_only_and_gives_the_incidents_back(auto: Scene) -> None:
+    incident = fail(auto)
+    auto.core.alert(alert(incident), auto.now)
+    command = supervisor(auto, 1)
+    supervisor(auto, 1, progress(command, "accepted"))
+    auto.tick()
+    assert auto.incidents()["scripted_step"].state == "mitigating"
+    auto.engine.abort(command.id, "ada", auto.now)
+    for _ in range(2):
+        assert auto.push().abort is None, "a trainer is told nothing"
+        answer = auto.push(sender="sup", role="supervisor", attempt=1)
+        assert (answer.command, answer.abort.id) == (None, command.id)
+        auto.restart()
+    auto.tick()
+    assert auto.incidents()["scripted_step"].state == "opened"
+    ended = CommandProgress(time=0.0, command_id=command.id, state="failed", running=True)
+    answer = auto.push(sender="sup", role="supervisor", attempt=1, events=[ended])
+    assert (answer.command, answer.abort) == (None, None)
+    assert auto.engine.get(command.id).trainer_left == "running"  # type: ignore[union-attr]
+
+
+def test_who_acknowledges_an_incident_is_in_the_audit_log_once(auto: Scene) -> None:
+    incident = fail(auto)
+    for who in ("ada", "bob"):
+        auto.core.acknowledge(incident.id, who, auto.now, lambda _: None)
+        auto.now += 1
+    auto.restart()
+    lines = [line for line in auto.engine.audit() if line.kind == "acknowledged"]
+    assert [(line.run_id, line.data) for line in lines] == [("r", {"who": "ada", "incident": incident.id})]
