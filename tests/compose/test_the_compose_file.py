@@ -190,7 +190,7 @@ def test_a_required_variable_says_in_a_sentence_what_is_missing() -> None:
 
 
 def test_the_health_checks_use_programs_that_the_images_have() -> None:
-    """What was read in the Dockerfile of each image at the version that is pinned here."""
+    """From the Dockerfiles of the images, of the pinned version or the one before, and Grafana's documentation."""
     programs = {
         "exporter": "/opt/verl-sentinel/bin/python",
         "prometheus": "/bin/promtool",
