@@ -33,7 +33,7 @@ test: setup  ## run all tests, on the stock verl trainer, real programs and a re
 	@scripts/bootstrap.sh browser node
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-lint: setup  ## ruff, mypy, import-linter, promtool, amtool, shellcheck
+lint: setup  ## ruff, mypy, import-linter, verl-sentinel check (promtool, amtool, our own), shellcheck
 	@scripts/bootstrap.sh shellcheck
 	@VENV=$(VENV) scripts/lint.sh
 
@@ -44,7 +44,7 @@ format: setup  ## let ruff mend and format the code
 bench: setup  ## detection, speed and memory, side by side with peers; the last takes MINUTES=30
 	@VENV=$(VENV) scripts/bootstrap.sh peers
 	@missed=; \
-	for one in detection budget trainer_overhead alert_latency ingest scrape memory replay "soak --minutes $(MINUTES)"; do \
+	for one in detection budget trainer_overhead alert_latency ingest scrape memory console replay "soak --minutes $(MINUTES)"; do \
 	  echo "== python -m bench.$$one"; $(PY) -m bench.$$one || missed="$$missed $${one%% *}"; \
 	done; \
 	[ -z "$$missed" ] || { echo "missed their targets, or could not run:$$missed" >&2; exit 1; }
