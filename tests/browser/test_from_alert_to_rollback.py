@@ -25,7 +25,7 @@ WHO = "Ada Night-Watch"
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
@@ -33,6 +33,8 @@ def page(browser: Browser) -> Iterator[Page]:
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     yield page
+    # For whoever looks into a failure.
+    page.screenshot(path=tmp_path / "last.png", full_page=True)
     context.close()
     # Chromium notes that a wrong token was answered 401, as it should be.
     assert [problem for problem in problems if "401" not in problem] == []
