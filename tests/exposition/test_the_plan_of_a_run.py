@@ -46,11 +46,11 @@ def test_pauses_between_steps_are_in_the_pace(scene: Scene) -> None:
 
 
 def test_steps_that_waited_in_a_spool_do_not_make_the_run_fast(scene: Scene) -> None:
-    trainer = training(scene, 1)
+    trainer = training(scene, 0)
     trainer.offline = True
-    for step in range(2, 21):
+    for step in range(1, 21):
         trainer.step(step, seconds=20.0)
-    trainer.flush()
+    trainer.flush()  # all at one moment
     assert page(scene)["verl_run_eta_seconds"] == pytest.approx(30 * 20.0)
 
 
@@ -87,15 +87,16 @@ def test_nothing_is_foreseen_before_the_pace_is_known(scene: Scene) -> None:
     assert "verl_run_eta_seconds" not in page(scene)
 
 
-def test_a_resumed_attempt_has_a_pace_of_its_own(scene: Scene) -> None:
+@pytest.mark.parametrize("first", [6, 11])
+def test_a_resumed_attempt_has_a_pace_of_its_own(scene: Scene, first: int) -> None:
     training(scene, 10)
     scene.push(sender="sup", role="supervisor", attempt=2, events=[AttemptStarted(time=0.0, pid=2, resume_step=5)])
     trainer = Trainer(scene, name="trainer-2", attempt=2)
-    trainer.step(6, seconds=500.0)
+    trainer.step(first, seconds=500.0)
     assert "verl_run_eta_seconds" not in page(scene)
-    for step in range(7, 11):
+    for step in range(first + 1, first + 5):
         trainer.step(step, seconds=8.0)
-    assert page(scene)["verl_run_eta_seconds"] == pytest.approx(40 * 8.0)
+    assert page(scene)["verl_run_eta_seconds"] == pytest.approx((46 - first) * 8.0)
 
 
 def test_a_silent_run_has_no_end_in_sight(scene: Scene) -> None:
