@@ -16,7 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 from exporter.app.answers import fault, http_error, refusal
 from exporter.console.languages import N_
 from exporter.console.sending import HEADERS, AnyRequest, Sent, see_other
-from exporter.console.visiting import Console, SignInNeeded, Visitor
+from exporter.console.visiting import LIVE, Console, SignInNeeded, Visitor
 from exporter.service.admission import Refused
 
 TITLES: Final = {
@@ -32,8 +32,6 @@ TITLES: Final = {
     500: N_("The exporter has a fault"),
     503: N_("Not ready yet"),
 }
-LIVE: Final = "x-console-live"
-"""Header of the script that fetches a page again: it wants no page in place of an error."""
 
 
 def guarded(console: Console, handlers: Sequence[HTTPRouteHandler]) -> Router:
@@ -83,7 +81,7 @@ class Later(Response[bytes]):
 
 
 def is_browser(request: AnyRequest) -> bool:
-    """Whether a person will see the answer."""
+    """Whether a person will see the answer: a script that fetches a page again wants no page in place of an error."""
     return "text/html" in request.headers.get("accept", "") and LIVE not in request.headers
 
 

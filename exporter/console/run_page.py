@@ -69,6 +69,8 @@ def run_pages(console: Console) -> list[HTTPRouteHandler]:
             "run.html",
             title=run_id,
             section="runs",
+            # One that is on disk only would be read anew each time.
+            watched=console.core.shown(found, console.clock()),
             grafana_run=f"{console.grafana}/d/verl-run?var-run={urllib.parse.quote(run_id, safe='')}",
             **values,
         )

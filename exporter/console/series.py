@@ -8,6 +8,7 @@ With ``span=recent`` it is what memory has, at once. Otherwise the whole run, ma
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 import msgspec
 from litestar import Response, get
@@ -43,7 +43,7 @@ POINTS: Final = 600
 """Of a series, where the address does not say."""
 JSON: Final = "application/json"
 
-_MADE: WeakKeyDictionary[Console, Series] = WeakKeyDictionary()
+_MADE: weakref.WeakKeyDictionary[Console, Series] = weakref.WeakKeyDictionary()
 _T = TypeVar("_T")
 
 
@@ -98,7 +98,8 @@ class Series:
         self._plan = console.exporter.config.detector_plan()
         self._archive = Archive(Path(console.exporter.config.data_dir))
         self._thread = ThreadPoolExecutor(1, "console")
-        self._traces: OrderedDict[str, tuple[WatchedRun, Traces]] = OrderedDict()
+        self._traces: OrderedDict[str, tuple[weakref.ref[WatchedRun], Traces]] = OrderedDict()
+        self._stopped: Callable[[], bool] = bool
         self._waiting = 0
 
     async def of(self, run: WatchedRun, *, points: int, recent: bool, known: str) -> bytes:
@@ -120,8 +121,11 @@ class Series:
         if self._waiting >= MOST_WAITING:
             raise Refused("busy", "Too many charts are being made: ask again.", status=429, retry_after=2)
         self._waiting += 1
+        loop = asyncio.get_running_loop()
+        # The program ends when the thread does: that must not wait for a long run to be read.
+        self._stopped = loop.is_closed
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await loop.run_in_executor(self._thread, work)
         except JournalUnavailable as error:
             raise Refused("journal", str(error), status=503, retry_after=5) from None
         finally:
@@ -140,14 +144,16 @@ class Series:
 
         run_id = it.run.state.run_id
         of_run, traces = self._traces.pop(run_id, (None, None))
-        if traces is None or of_run is not it.run:
+        if traces is None or of_run is None or of_run() is not it.run:
             traces = self._read(it)
         else:
+            traces.now_known(it.setup, it.resumes)
             try:
                 traces.go_on(it.newest)
             except Gap:
                 traces = self._read(it)
-        self._traces[run_id] = (it.run, traces)
+        # Not the run itself: it may leave memory, and it may be forgotten.
+        self._traces[run_id] = (weakref.ref(it.run), traces)
         while len(self._traces) > KEPT_RUNS:
             self._traces.popitem(last=False)
         return traces
@@ -164,7 +170,7 @@ class Series:
         # Late: it brings numpy, for those who look at a chart.
         from exporter.console.traces import Traces
 
-        return Traces(self._plan().step if judged else (), it.setup, it.trainer, it.resumes)
+        return Traces(self._plan().step if judged else (), it.setup, it.trainer, it.resumes, self._stopped)
 
 
 def version_of(run: WatchedRun) -> str:

@@ -57,8 +57,8 @@ class Sessions:
             self._by_id.popitem(last=False)
         return cookie
 
-    def find(self, cookie: str) -> Session | None:
-        """The session of a cookie, which counts as used now; None where it is over or never was."""
+    def find(self, cookie: str, *, used: bool = True) -> Session | None:
+        """The session of a cookie; None where it is over or never was. ``used``: by a person, so that it lasts on."""
         # Looked up by a digest: how long that takes says nothing of an id that is right.
         key = _digest(cookie.encode("utf-8", "replace"))
         session = self._by_id.get(key)
@@ -68,8 +68,9 @@ class Sessions:
         if now - session.used > IDLE_SECONDS or not self._in_force(session):
             del self._by_id[key]
             return None
-        session.used = now
-        self._by_id.move_to_end(key)
+        if used:
+            session.used = now
+            self._by_id.move_to_end(key)
         return session
 
     def close(self, cookie: str) -> None:

@@ -15,7 +15,7 @@ import math
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,6 +72,10 @@ class Gap(Exception):
     """Memory does not go back as far as what is here: it has to be made anew."""
 
 
+class Stopped(Exception):
+    """Nobody waits for it any more."""
+
+
 @dataclass(slots=True)
 class Band:
     """What was expected of each row; NaN where nothing was."""
@@ -92,16 +96,23 @@ class Traces:
         setup: what is known of its configuration and machine.
         trainer: the kind of trainer, for the spelling of its metrics.
         resumes: attempt to the step that it was resumed from, where that is known.
+        stopped: whether nobody waits any more, because the exporter ends.
     """
 
     def __init__(
-        self, detectors: Sequence[StepDetector], setup: RunSetup, trainer: str, resumes: Mapping[int, int | None]
+        self,
+        detectors: Sequence[StepDetector],
+        setup: RunSetup,
+        trainer: str,
+        resumes: Mapping[int, int | None],
+        stopped: Callable[[], bool] = bool,
     ) -> None:
         self._detectors = detectors
         self._expecting = [detector for detector in detectors if isinstance(detector, Expecting)]
         self._setup = setup
         self._trainer = trainer
         self._resumes = resumes
+        self._stopped = stopped
         self._plans = Plans()
         self._next: dict[str, Expectation] = {}
         self._sender = ""
@@ -120,6 +131,10 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def now_known(self, setup: RunSetup, resumes: Mapping[int, int | None]) -> None:
+        """A new attempt may have been configured anew."""
+        self._setup, self._resumes = setup, resumes
 
     def read(self, parts: Iterator[ArchivedStep], steps_total: int) -> None:
         """Take all of the archive; ``steps_total``: how many the run has, about."""
@@ -143,6 +158,8 @@ class Traces:
 
     def _rest(self) -> None:
         if time.perf_counter() - self._breath > WORK_SECONDS:
+            if self._stopped():
+                raise Stopped
             time.sleep(REST_SECONDS)
             self._breath = time.perf_counter()
 

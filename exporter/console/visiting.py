@@ -33,6 +33,8 @@ LANGUAGE_COOKIE: Final = "verl_console_lang"
 THEME_COOKIE: Final = "verl_console_theme"
 THEMES: Final = ("auto", "light", "dark")
 YEAR_SECONDS: Final = 365 * 86_400
+LIVE: Final = "x-console-live"
+"""Header of the scripts that fetch a page, or its data, again."""
 
 FORM: Final = "application/x-www-form-urlencoded"
 FORM_BYTES: Final = 64 * 1024
@@ -168,7 +170,10 @@ class Visitor:
         self.cookies: list[Cookie] = []
         """To be set by the answer."""
         self.cookie = cookies.get(COOKIE, "")
-        self.session: Session | None = console.sessions.find(self.cookie) if self.cookie and not console.open else None
+        self.session: Session | None = None
+        if self.cookie and not console.open:
+            # A page that is open somewhere and fetches itself is nobody who is there.
+            self.session = console.sessions.find(self.cookie, used=LIVE not in request.headers)
         self.language = chosen(
             self.asked("lang"), cookies.get(LANGUAGE_COOKIE, ""), request.headers.get("accept-language", "")
         )

@@ -16,7 +16,7 @@ from console_visitor import Visitor
 from exporter_process import ExporterProcess, running
 
 from exporter.console.picture import MOST_POINTS, extremes, picture
-from exporter.console.traces import MOST_ROWS, Gap, Traces
+from exporter.console.traces import MOST_ROWS, Gap, Stopped, Traces
 from exporter.detectors.base import Expectation, StepSample
 from exporter.detectors.setup import UNKNOWN
 from exporter.service.history import ArchivedStep
@@ -244,3 +244,12 @@ def test_extremes_stay_whatever_the_length(count: int) -> None:
     assert len(rows) <= 20
     if count > 10:
         assert {0, count // 3, count // 2, count - 1} <= set(rows)
+
+
+def test_a_long_reading_ends_with_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.console.traces.WORK_SECONDS", 0.0)
+    ends = iter([False, False, True])
+    traces = Traces([], UNKNOWN, "ppo_v1", {}, lambda: next(ends))
+    with pytest.raises(Stopped):
+        traces.read((part(step) for step in range(1, 100)), 100)
+    assert 0 < len(traces) < 10

@@ -189,6 +189,7 @@ def test_sessions_end_when_they_are_idle_and_are_bounded() -> None:
     used, idle = sessions.open(b"one", "Ada"), sessions.open(b"one", "Bo")
     clock.now += IDLE_SECONDS - 1
     assert sessions.find(used) is not None
+    assert sessions.find(idle, used=False) is not None
     clock.now += 2
     assert sessions.find(idle) is None
     assert sessions.find(used) is not None

@@ -18,6 +18,8 @@ let zoom = null;
 let busy = false;
 
 state.textContent = texts.loading;
+// The table is for who has no charts.
+document.getElementById("newest").open = false;
 host.before(rangeSwitch());
 await load("recent");
 await load();

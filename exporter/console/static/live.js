@@ -11,6 +11,7 @@ let timer = 0;
 let failures = 0;
 
 localise(document);
+forgetSwitches();
 wire();
 
 function wire() {
@@ -42,6 +43,15 @@ function wire() {
   });
 }
 
+// Language and colours are remembered; in the address they would be switched back when somebody goes back.
+function forgetSwitches() {
+  const address = new URL(location.href);
+  if (!address.searchParams.has("lang") && !address.searchParams.has("theme")) return;
+  address.searchParams.delete("lang");
+  address.searchParams.delete("theme");
+  history.replaceState(null, "", address);
+}
+
 function schedule() {
   clearTimeout(timer);
   // Slower while nothing answers: a fleet of open pages must not stand in the way of a start.
@@ -70,24 +80,38 @@ async function refresh() {
 }
 
 function replace(fresh) {
-  const focused = document.activeElement?.id;
   for (const old of document.querySelectorAll("[data-live]")) {
     const now = fresh.getElementById(old.id);
     if (!now) continue;
     localise(now);
-    if (old.innerHTML !== now.innerHTML) {
-      // Where somebody is about to use what is in it, it waits for the next time.
-      if (old.contains(document.activeElement) && !document.activeElement.id) continue;
-      old.replaceChildren(...now.childNodes);
-    }
+    if (old.innerHTML !== now.innerHTML) swap(old, now);
     if (now.dataset.announce && now.dataset.announce !== old.dataset.announce) {
       old.dataset.announce = now.dataset.announce;
       announcer.textContent = now.dataset.announce;
     }
   }
-  if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus();
   document.title = fresh.title;
   document.dispatchEvent(new CustomEvent("live"));
+}
+
+// What somebody has marked, scrolled to or is about to press stays as it is.
+function swap(old, now) {
+  const selection = getSelection();
+  if (selection && !selection.isCollapsed && old.contains(selection.anchorNode)) return;
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  const places = [...old.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
+  const opened = [...old.querySelectorAll("details")].map((one) => one.open);
+  old.replaceChildren(...now.childNodes);
+  old.querySelectorAll(".scroll").forEach((one, n) => one.scrollTo(...(places[n] ?? [0, 0])));
+  old.querySelectorAll("details").forEach((one, n) => (one.open = opened[n] ?? one.open));
+  if (focused) same(old, focused)?.focus({ preventScroll: true });
+}
+
+function same(within, element) {
+  if (element.id) return document.getElementById(element.id);
+  return [...within.querySelectorAll(element.localName)].find(
+    (one) => one.getAttribute("href") === element.getAttribute("href") && one.className === element.className,
+  );
 }
 
 function tell(text) {
