@@ -108,8 +108,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     config["global"].update({"scrape_interval": "1s", "evaluation_interval": "1s"})
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     del config["alerting"]
-    (job,) = config["scrape_configs"]
+    job = next(one for one in config["scrape_configs"] if one["job_name"] == "verl-sentinel")
     job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+    config["scrape_configs"] = [job]  # the programs beside it are not there
     (remote,) = config["remote_write"]
     remote["url"] = remote["url"].replace("http://127.0.0.1:8428", store.url)
     remote["queue_config"]["batch_send_deadline"] = "1s"
