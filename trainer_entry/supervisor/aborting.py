@@ -28,7 +28,8 @@ def end_of(asked: Abort, record: CommandRecord, life: Lifecycle, *, under_way: b
     """How the command ends, by what the trainer does at this moment."""
     who = asked.reason or "It was called off."
     if record.new_attempt:
-        return AbortEnd("succeeded", f"{who} Attempt {record.new_attempt} had been started for it and is left as it is.")
+        detail = f"{who} Attempt {record.new_attempt} had been started for it and is left as it is."
+        return AbortEnd("succeeded", detail)
     if life.running:
         return AbortEnd("failed", f"{who} Attempt {life.number} goes on.", code=exitcodes.REFUSED)
     if not under_way and (asked.run_id, record.attempt) != (life.run.run_id, life.number):
