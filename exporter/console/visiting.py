@@ -137,11 +137,11 @@ class Console:
             raise Refused("origin", message, where="header Origin", status=403)
 
     def cookie(self, name: str, value: str, *, seconds: int | None = None) -> Cookie:
-        """A cookie for the console's paths; without ``seconds`` for as long as the browser is open."""
+        """A cookie for the console and the runbooks; without ``seconds`` for as long as the browser is open."""
         return Cookie(
             key=name,
             value=value,
-            path=f"{self.prefix}/console",
+            path=f"{self.prefix}/",
             max_age=seconds,
             secure=self.secure,
             httponly=True,
@@ -245,14 +245,18 @@ class Visitor:
         self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
     ) -> Response[bytes]:
         """A page. ``values`` are the template's; ``title`` is one of them, ``section`` the entry of the menu."""
+
+        def guard() -> Markup:
+            # Only where a form asks for it. Who comes by a link from elsewhere shows no cookie, and one that a page
+            # without a form gave would take the place of that of the session.
+            return Markup('<input type="hidden" name="csrf" value="{}">').format(self.form_token())
+
         # Read before the page is made, which takes a while: what it shows is of one moment.
-        token = self.form_token()
-        guard = Markup('<input type="hidden" name="csrf" value="{}">').format(token)
         common = {
             "visitor": self,
             "theme": self.theme,
             "query": {name: value for name, value in self.query.items() if name not in ("lang", "theme")},
-            "form_guard": lambda: guard,
+            "form_guard": guard,
             "section": "",
             "problems": self.console.exporter.reasons_not_ready() if self.may_look else [],
             "now": self.console.clock(),

@@ -66,17 +66,29 @@ def test_guessing_is_slowed_down_and_a_right_token_is_let_in_all_the_same(tmp_pa
         assert visitor.sign_in().status == 303
 
 
-def test_the_cookie_is_for_the_console_alone_and_no_script_sees_it(guarded: ExporterProcess) -> None:
+def test_the_cookie_is_good_for_the_console_alone_and_no_script_sees_it(guarded: ExporterProcess) -> None:
     visitor = Visitor(guarded.url)
     answer = visitor.sign_in()
     morsel = SimpleCookie(answer.headers["set-cookie"])["verl_console"]
-    assert morsel["path"] == "/console"
+    assert morsel["path"] == "/"
     assert morsel["httponly"]
     assert morsel["samesite"].lower() == "strict"
     assert not morsel["secure"]
     assert len(morsel.value) >= 40
     assert guarded.get("/api/v1/runs", Cookie=f"verl_console={morsel.value}").status == 401
     assert guarded.get("/api/v1/runs/a%2Fb", Cookie=f"verl_console={morsel.value}").status == 401
+
+
+@pytest.mark.parametrize("path", ["/runbooks/", "/runbooks/VerlSurge.md", "/runbooks/NoSuch.md"])
+def test_a_page_that_is_open_to_all_takes_nobodys_session_away(guarded: ExporterProcess, path: str) -> None:
+    visitor = Visitor(guarded.url)
+    visitor.sign_in()
+    # By a link in a message: the browser keeps the strict cookie back, and takes whatever cookie is given.
+    from_elsewhere = Visitor(guarded.url).get(path, Sec_Fetch_Site="cross-site")
+    assert "set-cookie" not in from_elsewhere.headers
+    # From the console: whoever is signed in is so there, too.
+    assert "Sign out" in visitor.get(path).text
+    assert visitor.get("/console/").status == 200
 
 
 def test_signing_in_makes_a_new_cookie_so_that_a_planted_one_is_worth_nothing(guarded: ExporterProcess) -> None:
@@ -98,7 +110,7 @@ def test_behind_a_proxy_that_speaks_tls_the_cookie_is_secure_and_bound_to_its_pa
         assert (answer.status, answer.location) == (303, "/verl/console/")
         morsel = SimpleCookie(answer.headers["set-cookie"])["verl_console"]
         assert morsel["secure"]
-        assert morsel["path"] == "/verl/console"
+        assert morsel["path"] == "/verl/"
         page = visitor.get("/console/")
         assert page.status == 200
         assert all(link.startswith("/verl/") or link.startswith("#") for link in page.links())
