@@ -21,7 +21,7 @@ from exporter.console.languages import DEFAULT, HTML_LANG, LANGUAGES, Texts
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SLICE_SECONDS: Final = 0.003
+SLICE_SECONDS: Final = 0.001
 """Longest time for which a page keeps others waiting."""
 
 _T = TypeVar("_T")
