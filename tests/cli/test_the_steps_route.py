@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from exporter_process import ExporterProcess, push, running
 
-from exporter.app.run_routes import MOST_EXPORTS, _Exports
+from exporter.app.run_routes import MOST_EXPORTS, Exports
 from exporter.protocol import Step
 from exporter.service.admission import Refused
 from exporter.service.journal import FILE_NAME
@@ -95,7 +95,7 @@ def test_only_so_many_exports_run_at_a_time_and_one_that_ends_makes_room() -> No
             closed.append((threading.current_thread().name == thread and "its thread") or "another")
 
     async def check() -> None:
-        exports = _Exports()
+        exports = Exports()
         begun = [await exports.begin(chunks) for _ in range(MOST_EXPORTS)]
         for _, rest in begun:
             assert await anext(rest) == b"x"
@@ -121,7 +121,7 @@ def test_an_export_that_fails_at_once_makes_room_too() -> None:
         yield b""
 
     async def check() -> None:
-        exports = _Exports()
+        exports = Exports()
         for _ in range(3 * MOST_EXPORTS):
             with pytest.raises(Refused, match="The disk is gone") as refused:
                 await exports.begin(chunks)
