@@ -31,7 +31,7 @@ HEALTHY = 'toy/grpo "8 GPUs" [a|b] 试验'
 BROKEN = "nan"
 CANARY = "canary"
 GIVE_UP_SECONDS = 60.0
-HAS = {"gpus", "enough_steps", "next_step"}
+HAS = {"gpus", "enough_steps", "enough_validations", "next_step"}
 """Of what may be missing, what the healthy run has."""
 
 
