@@ -47,6 +47,20 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=False)
 
 
+def on_a_phone(page: Page, name: str) -> None:
+    """The same page as a Chinese user sees it at night, for a picture."""
+    if os.environ.get("VERL_SENTINEL_SCREENSHOTS"):
+        assert page.context.browser is not None
+        phone = page.context.browser.new_context(
+            viewport={"width": 390, "height": 844}, color_scheme="dark", locale="zh-CN", device_scale_factor=2
+        )
+        phone.add_cookies(page.context.cookies())  # type: ignore[arg-type]
+        other = phone.new_page()
+        other.goto(page.url)
+        picture(other, name)
+        phone.close()
+
+
 def test_an_operator_goes_from_the_firing_alert_to_an_approved_rollback_by_clicking(
     broken_run: DemoRun, page: Page
 ) -> None:
@@ -96,6 +110,7 @@ def test_an_operator_goes_from_the_firing_alert_to_an_approved_rollback_by_click
     expect(page.locator("#different")).to_contain_text("trainer.resume_mode")
     expect(page.locator(f'#checkpoints [data-step="{target}"]')).to_contain_text("Target")
     picture(page, "recovery-awaiting-approval")
+    on_a_phone(page, "recovery-on-a-phone")
     page.locator("#decide-approve").click()
     expect(page.locator("#effects")).to_contain_text(f"step {target}")
     assert run.recovery()["stage"] == "awaiting_approval", "looking at it decides nothing"  # type: ignore[index]
