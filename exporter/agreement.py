@@ -7,7 +7,7 @@ exporter that was started again, have the same ones.
 
 Where an incident belongs is decided by what was known when it was said, in the order in which the incidents were said.
 So in the attempt that runs a later finding never tears a situation apart nor joins two, and one finding names it for as
-long as it lasts: an alert made of it keeps its identity while the situation grows. That finding is the one that was said
+long as it lasts: an alert made of it keeps its identity while the situation grows. That is the finding that was said
 first; of a critical situation, the first of those that were not over when it became critical: nobody is woken by the
 name of what has passed.
 
