@@ -260,7 +260,7 @@ def test_a_silent_run_silences_what_follows_from_it_but_neither_its_recovery_nor
     shown: Stage, exporter: FakeService
 ) -> None:
     run = "run-silent"
-    shown.post(alert("VerlRunSilent", "warning", run))
+    shown.post(alert("VerlRunSilent", "critical", run))
     slack_of(shown, run)
     rollback = alert("VerlPhaseStalled", "critical", run, summary=f"{run}: may roll back")
     rollback["labels"]["action"] = "rollback"
@@ -268,14 +268,42 @@ def test_a_silent_run_silences_what_follows_from_it_but_neither_its_recovery_nor
         alert("VerlRolloutSuccessRateLow", "critical", run, summary=f"{run}: follows, a page"),
         alert("VerlCheckpointStale", "warning", run, summary=f"{run}: follows, a ticket"),
         alert("VerlRecoveryAwaitingApproval", "critical", run, summary=f"{run}: asks a person"),
+        alert("VerlKLDrift", "critical", run, summary=f"{run}: another page"),
         rollback,
     )
     wait_for("the page is silenced", lambda: shown.inhibited(alertname="VerlRolloutSuccessRateLow", run=run))
     wait_for("the ticket is silenced", lambda: shown.inhibited(alertname="VerlCheckpointStale", run=run))
     slack_of(shown, "asks a person")
     slack_of(shown, "may roll back")
+    slack_of(shown, "another page")
     wait_for("the webhook", lambda: exporter.got("may roll back", path="/api/v1/alerts"))
     assert not shown.services.got("follows, a")
+
+
+@pytest.mark.parametrize("ticket", ["VerlTrainerExited", "VerlRunSilent"])
+@pytest.mark.parametrize("page", ["VerlKLDrift", "VerlRolloutSuccessRateLow", "VerlTrainingStepSlowdown"])
+def test_no_ticket_silences_a_page_however_they_meet(shown: Stage, ticket: str, page: str) -> None:
+    run = f"run-both-{ticket}-{page}"
+    shown.post(
+        alert(ticket, "warning", run, detector="d", summary=f"{run}: a ticket"),
+        alert(page, "critical", run, summary=f"{run}: a page"),
+    )
+    slack_of(shown, f"{run}: a page")
+    slack_of(shown, f"{run}: a ticket")
+
+
+def test_a_cause_is_heard_beside_the_page_that_it_explains(shown: Stage) -> None:
+    run = "run-with-a-cause"
+    names = ("VerlGPUXidErrors", "VerlGPUHot", "VerlGPULost", "VerlMemoryExhaustion", "VerlRecoveryBudgetSpent")
+    shown.post(
+        alert("VerlTrainerExited", "critical", run, detector="trainer_exited"),
+        *(alert(name, "warning", run, summary=f"{run}: this is {name}") for name in names),
+        alert("VerlCheckpointStale", "warning", run, summary=f"{run}: follows"),
+    )
+    for name in names:
+        wait_for(name, lambda name=name: shown.services.got(f"{run}: this is {name}", path="/pagerduty"))  # type: ignore[misc]
+    wait_for("what follows is silenced", lambda: shown.inhibited(alertname="VerlCheckpointStale", run=run))
+    assert not shown.services.got(f"{run}: follows")
 
 
 def test_an_exporter_that_is_down_silences_what_follows_from_that(shown: Stage) -> None:
@@ -292,7 +320,8 @@ def test_an_exporter_that_is_down_silences_what_follows_from_that(shown: Stage) 
             integration="webhook",
             cluster="down",
         ),
-        alert("VerlGoodputLow", "warning", "run-of-it", summary="follows: a run", cluster="down"),
+        alert("VerlGoodputLow", "warning", "run-of-another", summary="its own: a run", cluster="down"),
+        alert("VerlJournalFailing", "warning", summary="its own: the reason", **at),
         alert(
             "VerlAlertmanagerNotifyFailing", "warning", summary="its own: slack", integration="slack", cluster="down"
         ),
@@ -304,11 +333,12 @@ def test_an_exporter_that_is_down_silences_what_follows_from_that(shown: Stage) 
         {"alertname": "VerlExporterNotReady", "instance": "exporter:9464"},
         {"alertname": "VerlSinkLagging"},
         {"alertname": "VerlAlertmanagerNotifyFailing", "integration": "webhook"},
-        {"run": "run-of-it"},
     ):
         wait_for(f"{labels} is silenced", lambda labels=labels: shown.inhibited(cluster="down", **labels))  # type: ignore[misc]
     slack_of(shown, "its own: slack")
     slack_of(shown, "its own: other exporter")
+    slack_of(shown, "its own: a run")
+    slack_of(shown, "its own: the reason")
     assert not shown.services.got("follows: ")
 
 
