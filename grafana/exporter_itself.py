@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from grafana.boards import Board, Line, Row, even
-from grafana.panels import BLUE, GREEN, GREY, ONE_IS_BAD, ORANGE, RED, lines, number, states
-from grafana.queries import Query, or_row
+from grafana.panels import BLUE, EXPORTER_STATES, GREEN, GREY, NOT_HEARD, ONE_IS_BAD, ORANGE, RED, lines, number, states
+from grafana.queries import Query, exporter_state, or_row, or_zero, while_heard
 from grafana.tables import Label, Value, rows
 
 _UP = {"0": ("down", RED), "1": ("up", GREEN)}
 _JOB = 'job="verl-sentinel"'
+_WATCHDOG = 'max(ALERTS{alertname="Watchdog", alertstate="firing"})'
+"""There while the rules are evaluated."""
 
 
 def rate(metric: str, by: str = "", where: str = "") -> str:
@@ -23,8 +25,8 @@ def _per(summary: str) -> str:
 
 
 def _now() -> Line:
-    failures = " + ".join(
-        f"(sum({metric}) or vector(0))"
+    failures = " or ".join(
+        f"label_replace(sum({metric}), `of`, `{metric}`, ``, ``)"
         for metric in (
             "verl_sentinel_faults_total",
             "verl_sentinel_journal_failures_total",
@@ -37,29 +39,34 @@ def _now() -> Line:
         4,
         number(
             "Exporter",
-            "Whether the exporter takes pushes and keeps them. Not ready: GET /readyz says why; a full disk is usual.",
-            Query("min(verl_sentinel_ready)"),
+            "Whether the exporter takes pushes and keeps them, of several the worst. Not ready: GET /readyz says why; "
+            "a full disk is usual.",
+            Query(exporter_state()),
             unit="none",
-            steps=((None, RED), (1, GREEN)),
-            meanings={"0": ("not ready", RED), "1": ("ready", GREEN)},
+            steps=((None, RED), (2, GREEN)),
+            meanings=EXPORTER_STATES,
             no_value="down",
+            no_colour=RED,
         ),
         number(
             "Alerts that fire",
             "Alerts that fire, the Watchdog not counted. Healthy: 0. The table below says which.",
-            Query('count(ALERTS{alertstate="firing", alertname!="Watchdog"}) or vector(0)'),
+            Query(or_zero('count(ALERTS{alertstate="firing", alertname!="Watchdog"})', _WATCHDOG)),
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
+            no_value="no rules",
+            no_colour=RED,
         ),
         number(
             "Faults",
             "Faults of the exporter's own since its start: entries not taken over, transactions that failed, detectors "
             "that failed, runs not shown, entries lost. Healthy: 0. Otherwise: its log says which, and please tell us.",
-            Query(failures),
+            Query(or_zero(f"sum({failures})")),
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
+            no_value=NOT_HEARD,
         ),
         number(
             "Runs watched",
@@ -76,7 +83,7 @@ def _now() -> Line:
             "Answer to a push",
             "Mean time from the arrival of a push to its answer. Healthy: milliseconds. Seconds: the disk or the "
             "detectors are too slow; see below.",
-            Query(_per("verl_sentinel_push_duration_seconds")),
+            Query(while_heard(_per("verl_sentinel_push_duration_seconds"))),
             unit="s",
             decimals=1,
             steps=((None, BLUE), (0.5, ORANGE), (2, RED)),
@@ -85,7 +92,7 @@ def _now() -> Line:
         number(
             "CPU",
             "Cores that the exporter takes. Healthy: well below 1. At 1 it is as fast as it can be.",
-            Query(rate("process_cpu_seconds_total", where=_JOB)),
+            Query(while_heard(rate("process_cpu_seconds_total", where=_JOB))),
             unit="suffix: cores",
             decimals=2,
             steps=((None, BLUE), (0.7, ORANGE), (0.9, RED)),
@@ -259,7 +266,7 @@ def _sending() -> Line:
             Query("max by (sink) (verl_sentinel_sink_lag_seconds)", "{{sink}}"),
             unit="s",
             minimum=0,
-            no_value="No sink is configured.",
+            no_value="No sink is configured, or the exporter is not heard.",
         ),
         lines(
             "Sink: points",
@@ -268,7 +275,7 @@ def _sending() -> Line:
             Query(rate("verl_sentinel_sink_rejected_points_total", "sink"), "{{sink}}: refused"),
             unit="short",
             minimum=0,
-            no_value="No sink is configured.",
+            no_value="No sink is configured, or the exporter is not heard.",
         ),
     )
 
@@ -338,7 +345,8 @@ def _monitoring() -> list[Line]:
                 "failing one needs a look at its receiver's address and token.",
                 Query(rate("alertmanager_notifications_total"), "all"),
                 Query(
-                    f"{rate('alertmanager_notifications_failed_total', 'integration')} > 0 or on () vector(0)",
+                    f"{rate('alertmanager_notifications_failed_total', 'integration')} > 0"
+                    " or on () 0 * sum(alertmanager_notifications_total)",
                     "failed: {{integration}}",
                 ),
                 unit="short",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from grafana.boards import Board, Line, Row, even, project, runs, to_run
 from grafana.panels import (
     BLUE,
+    EXPORTER_STATES,
     GREEN,
     GREY,
+    NOT_HEARD,
     ONE_IS_BAD,
     ONE_IS_ODD,
     ORANGE,
+    OVER_TIME_STATES,
     PURPLE,
     RED,
     SHARE_IS_GOOD,
@@ -18,7 +21,19 @@ from grafana.panels import (
     number,
     states,
 )
-from grafana.queries import RUN, Query, info, newest, of_project, productive_share, state_numbers
+from grafana.queries import (
+    PROJECT,
+    RUN,
+    Query,
+    exporter_state,
+    info,
+    newest,
+    of_project,
+    or_zero,
+    productive_share,
+    state_numbers,
+    while_heard,
+)
 from grafana.tables import Label, Value, rows
 
 _STATE_COLOURS = {
@@ -35,7 +50,7 @@ _STATE_COLOURS = {
 
 def _in_state(states_of_runs: str) -> str:
     series = newest("verl_run_state", "state", where=f'{RUN}, state=~"{states_of_runs}"')
-    return f"sum({of_project(f'{series} == 1')}) or vector(0)"
+    return or_zero(f"sum({of_project(f'{series} == 1')})")
 
 
 def _opened(severity: str) -> str:
@@ -57,24 +72,27 @@ def _now() -> Line:
             unit="none",
             steps=ONE_IS_BAD,
             spark=True,
+            no_value=NOT_HEARD,
         ),
         number(
             "Critical incidents",
             "Situations of severity critical that are not resolved, over all chosen runs. Healthy: 0. "
             "Otherwise: open the run, or the dashboard of incidents.",
-            Query(f"sum({of_project(_open('critical'))}) or vector(0)"),
+            Query(or_zero(f"sum({of_project(_open('critical'))})")),
             unit="none",
             steps=ONE_IS_BAD,
             spark=True,
+            no_value=NOT_HEARD,
         ),
         number(
             "Warnings",
             "Situations of severity warning that are not resolved. A few are usual in a large fleet and none "
             "needs to be looked at in the night.",
-            Query(f"sum({of_project(_open('warning'))}) or vector(0)"),
+            Query(or_zero(f"sum({of_project(_open('warning'))})")),
             unit="none",
             steps=ONE_IS_ODD,
             spark=True,
+            no_value=NOT_HEARD,
         ),
         number(
             "Training",
@@ -82,12 +100,13 @@ def _now() -> Line:
             Query(_in_state("training")),
             unit="none",
             spark=True,
+            no_value=NOT_HEARD,
         ),
         number(
             "Goodput, last hour",
             "Effective training time of all chosen runs: the share of the last hour that went into steps done "
             "for the first time. Healthy: above 90 %. Below: the column of each run tells whose it is.",
-            Query(productive_share("1h")),
+            Query(while_heard(productive_share("1h"))),
             unit="percentunit",
             decimals=1,
             minimum=0,
@@ -97,13 +116,14 @@ def _now() -> Line:
         ),
         number(
             "Exporter",
-            "Whether the exporter takes pushes and keeps them. Not ready: no run is judged; see the dashboard "
+            "Whether the exporter takes pushes and keeps them. Down or not ready: no run is judged; see the dashboard "
             "of the exporter.",
-            Query("min(verl_sentinel_ready)"),
+            Query(exporter_state()),
             unit="none",
-            steps=((None, RED), (1, GREEN)),
-            meanings={"0": ("not ready", RED), "1": ("ready", GREEN)},
+            steps=((None, RED), (2, GREEN)),
+            meanings=EXPORTER_STATES,
             no_value="down",
+            no_colour=RED,
         ),
     )
 
@@ -147,7 +167,7 @@ def _table() -> Line:
             Value(of_project(newest("verl_run_attempt")), "Attempt", "none", 0, 80),
         ],
         sort=("Critical", True),
-        no_value="No run is known to the exporter.",
+        no_value="No run is known, or the exporter is not heard.",
     )
     return Line(14, [(table, 24)])
 
@@ -172,8 +192,8 @@ def _over_time() -> list[Line]:
                 "Open incidents",
                 "Situations that are not resolved, by severity. Healthy: none critical. Many at once are one "
                 "fault that runs share.",
-                Query(f"count({of_project(_opened('critical'))}) or vector(0)", "critical"),
-                Query(f"count({of_project(_opened('warning'))}) or vector(0)", "warning"),
+                Query(or_zero(f"count({of_project(_opened('critical'))})"), "critical"),
+                Query(or_zero(f"count({of_project(_opened('warning'))})"), "warning"),
                 unit="none",
                 minimum=0,
                 decimals=0,
@@ -206,8 +226,12 @@ def _each_run() -> list[Line]:
             states(
                 "State of each run",
                 "What state each chosen run was in. Choose a project or a few runs above where there are many.",
-                Query(of_project(state_numbers()), "{{run}}"),
-                meanings=STATE_WORDS,
+                Query(
+                    f"{of_project(state_numbers())} or"
+                    f" 0 * group by (run) (last_over_time(verl_run_info{{{RUN}, {PROJECT}}}[$__range]))",
+                    "{{run}}",
+                ),
+                meanings=OVER_TIME_STATES,
             ),
         ),
         even(

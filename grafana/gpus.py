@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from grafana.boards import Board, Line, Row, even, nodes, one_run, project
-from grafana.panels import BLUE, GREEN, GREY, ONE_IS_BAD, ORANGE, RED, Step, bars, lines, number
-from grafana.queries import NODE, RUN, Query, newest, or_row
+from grafana.panels import BLUE, GREEN, GREY, NOT_HEARD, ONE_IS_BAD, ORANGE, RED, Step, bars, lines, number
+from grafana.queries import NODE, RUN, Query, newest, or_row, or_zero, while_heard
 from grafana.tables import Label, Value, rows
 
 _GPUS = f"{RUN}, {NODE}"
@@ -33,23 +33,25 @@ def _now() -> Line:
             "GPUs",
             "GPUs that were read within the last two minutes. 0: the trainer has none, or its plugin does not read "
             "them.",
-            Query(f"count({each('verl_gpu_lost')}) or vector(0)"),
+            Query(or_zero(f"count({each('verl_gpu_lost')})")),
             unit="none",
             decimals=0,
+            no_value=NOT_HEARD,
         ),
         number(
             "Lost GPUs",
             "GPUs that the driver calls off the bus or in need of a reset. Healthy: 0. Otherwise: take the node out "
-            "and resume from the newest checkpoint.",
-            Query(f"sum({each('verl_gpu_lost')}) or vector(0)"),
+            "and resume from the newest checkpoint. –: none is read.",
+            Query(f"sum({each('verl_gpu_lost')})"),
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
         ),
         number(
             "Xid errors",
-            "Critical Xid events since the sampler began. Healthy: 0. The table below says which GPU and which code.",
-            Query(f"sum({each('verl_gpu_xid_errors_total')}) or vector(0)"),
+            "Critical Xid events since the sampler began. Healthy: 0. The table below says which GPU and which code. "
+            "–: no driver tells them.",
+            Query(f"sum({each('verl_gpu_xid_errors_total')})"),
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
@@ -126,7 +128,7 @@ def _memory() -> Line:
             unit="s",
             decimals=0,
             steps=((None, RED), (3600, ORANGE), (86400, GREEN)),
-            no_value="Nothing is foreseen.",
+            no_value="Nothing is foreseen, or the exporter is not heard.",
         ),
         lines(
             "Memory as the trainer sees it",
@@ -188,10 +190,11 @@ def _faults() -> Line:
         "memory. Healthy: one row that says that there is none. Otherwise: take the node out and have it checked.",
         [Label("node", "Node"), Label("index", "GPU", 70)],
         [
-            Value(or_row(f"{xids} > 0", "node", "none"), "Events", "none", 0, 90, ONE_IS_BAD),
+            Value(or_row(f"{xids} > 0", "node", "none", f"max({xids})"), "Events", "none", 0, 90, ONE_IS_BAD),
             Value(f"{last} > 0", "Newest code", "none", 0, 120),
         ],
         sort=("Events", True),
+        no_value="No driver tells Xid events.",
         hidden=["uuid"],
     )
     behind: tuple[Step, ...] = ((None, RED), (-0.3, ORANGE), (-0.1, GREEN))
@@ -203,7 +206,7 @@ def _faults() -> Line:
             "One far below is slow or waits; one far above while others wait is the slow one. The detectors of "
             "stragglers judge by the step.",
             Query(
-                f"bottomk(10, {_BUSY} - on (run) group_left () quantile by (run) (0.5, {_BUSY}))",
+                while_heard(f"bottomk(10, {_BUSY} - on (run) group_left () quantile by (run) (0.5, {_BUSY}))"),
                 "{{node}} GPU {{index}}",
                 instant=True,
             ),
@@ -219,12 +222,13 @@ def _faults() -> Line:
             "Xid errors over time",
             "Critical Xid events since the sampler began, by node. Healthy: 0. A step upwards is an event.",
             Query(
-                f"sum by (node) (max by ({', '.join(_EACH)}) (verl_gpu_xid_errors_total{{{_GPUS}}})) or vector(0)",
+                f"sum by (node) (max by ({', '.join(_EACH)}) (verl_gpu_xid_errors_total{{{_GPUS}}}))",
                 "{{node}}",
             ),
             unit="none",
             minimum=0,
             decimals=0,
+            no_value="No driver tells Xid events.",
         ),
     )
 

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from grafana.boards import Board, Line, Row, cohort, even, project
 from grafana.panels import BLUE, GREEN, GREY, ORANGE, RED, Step, lines, number
-from grafana.queries import NO_COHORT, PROJECT, Query
+from grafana.queries import NO_COHORT, PROJECT, Query, or_zero
 from grafana.tables import Label, Value, rows
 
 BASELINE, CANDIDATE = "baseline", "candidate"
@@ -51,7 +51,7 @@ def _sum(metric: str, name: str) -> str:
 
 
 def _incidents(name: str) -> str:
-    opened = f"({_sum('max by (run, detector, severity) (verl_incidents_total)', name)} or vector(0))"
+    opened = f"({or_zero(_sum('max by (run, detector, severity) (verl_incidents_total)', name))})"
     return f"1000 * {opened} / ({_sum('max by (run) (verl_training_steps_total)', name)} > 0)"
 
 

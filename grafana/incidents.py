@@ -6,6 +6,7 @@ from grafana.boards import Board, Line, Row, even, project, runs, to_run
 from grafana.panels import (
     GREEN,
     GREY,
+    NOT_HEARD,
     NOTHING_OPEN,
     ONE_IS_BAD,
     ONE_IS_ODD,
@@ -18,7 +19,7 @@ from grafana.panels import (
     number,
     words_of,
 )
-from grafana.queries import RUN, Query, info, newest, of_project, or_row
+from grafana.queries import RUN, Query, info, newest, of_project, or_row, or_zero
 from grafana.tables import Label, Value, rows
 
 PLAN = "${console:raw}/console/recovery?run=${__data.fields.run:percentencode}"
@@ -28,12 +29,12 @@ _OUTCOMES = {"succeeded": GREEN, "failed": RED, "refused": ORANGE, "observed": G
 
 
 def _total(metric: str) -> str:
-    return f"sum({of_project(newest(metric))}) or vector(0)"
+    return or_zero(f"sum({of_project(newest(metric))})")
 
 
 def _situations(severity: str) -> str:
     opened = newest("verl_situation_open", "detector", "signal", where=f'{RUN}, severity="{severity}"')
-    return f"count({of_project(opened)}) or vector(0)"
+    return or_zero(f"count({of_project(opened)})")
 
 
 def _now() -> Line:
@@ -47,6 +48,7 @@ def _now() -> Line:
             unit="none",
             decimals=0,
             steps=ONE_IS_ODD,
+            no_value=NOT_HEARD,
         ),
         number(
             "Critical",
@@ -56,6 +58,7 @@ def _now() -> Line:
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
+            no_value=NOT_HEARD,
         ),
         number(
             "Warnings",
@@ -64,6 +67,7 @@ def _now() -> Line:
             unit="none",
             decimals=0,
             steps=ONE_IS_ODD,
+            no_value=NOT_HEARD,
         ),
         number(
             "In progress",
@@ -72,6 +76,7 @@ def _now() -> Line:
             unit="none",
             decimals=0,
             steps=((None, GREEN), (1, PURPLE)),
+            no_value=NOT_HEARD,
         ),
         number(
             "Failed",
@@ -81,6 +86,7 @@ def _now() -> Line:
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
+            no_value=NOT_HEARD,
         ),
         number(
             "Least budget left",
@@ -120,6 +126,7 @@ def _open() -> Line:
             Value(f"{newest('verl_recovery_target_step')} and on (run) ({waits})", "Back to step", "none", 0, 110),
         ],
         sort=("Waits for", True),
+        no_value="The exporter is not heard.",
     )
     opened = of_project(newest("verl_incident_open", "detector", "signal", "severity"))
     onset = of_project(newest("verl_incident_onset_step", "detector", "signal"))
@@ -138,6 +145,7 @@ def _open() -> Line:
             Value(onset, "Since step", "none", 0, 100),
         ],
         sort=("Severity", False),
+        no_value="The exporter is not heard.",
     )
     return Line(9, [(plans, 10), (incidents, 14)])
 
@@ -174,7 +182,7 @@ def _recoveries() -> list[Line]:
             ),
         ],
         sort=("Failed", True),
-        no_value="No run is known to the exporter.",
+        no_value="No run is known, or the exporter is not heard.",
     )
     stages = bars(
         "Seconds of the newest recovery",
@@ -187,7 +195,7 @@ def _recoveries() -> list[Line]:
         ),
         unit="s",
         decimals=1,
-        no_value="No recovery yet.",
+        no_value="No recovery yet, or the exporter is not heard.",
     )
     return [Line(9, [(table, 14), (stages, 10)])]
 

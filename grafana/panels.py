@@ -7,7 +7,7 @@ Every panel says what it shows, what is healthy and what to do; :mod:`grafana.bo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from grafana_foundation_sdk.builders import bargauge, common, heatmap, stat, statetimeline, text, timeseries
@@ -51,6 +51,13 @@ STATE_WORDS: Final = {
 }
 """The numbers of :func:`grafana.queries.state_numbers`, in words and colours."""
 
+NOT_HEARD: Final = "exporter not heard"
+"""What stands in place of a number that only an exporter that is ready can say."""
+EXPORTER_STATES: Final = {"0": ("down", RED), "1": ("not ready", RED), "2": ("ready", GREEN)}
+"""The numbers of :func:`grafana.queries.exporter_state`."""
+OVER_TIME_STATES: Final = {"0": ("not heard", "#3a3a3a"), **STATE_WORDS}
+"""Of a state over time, which would go on to the right edge without a state that ends it."""
+
 NOTHING_OPEN: Final = "nothing is open"
 """What stands in the column of severities of a table of incidents where there is none."""
 SEVERITIES: Final = {
@@ -76,6 +83,13 @@ def words(meanings: Mapping[str, tuple[str, str]]) -> list[model.ValueMapping]:
         for index, (value, (word, colour)) in enumerate(meanings.items())
     }
     return [model.ValueMap(options=results)]
+
+
+def nothing(text: str, colour: str) -> model.ValueMapping:
+    """What stands in place of a number that is not there. Without it Grafana colours it as the lowest threshold."""
+    result = model.ValueMappingResult(text=text, color=colour)
+    options = model.DashboardSpecialValueMapOptions(match=model.SpecialValueMatch.NULL_AND_NAN, result=result)
+    return model.SpecialValueMap(options=options)
 
 
 def targets(queries: Sequence[Query]) -> list[prometheus_query.Dataquery]:
@@ -203,9 +217,14 @@ def number(
     maximum: float | None = None,
     spark: bool = False,
     no_value: str = "–",
+    no_colour: str = GREY,
     link: model.DashboardLink | None = None,
 ) -> model.Panel:
-    """One number, large; ``spark`` draws its past behind it, for which the query must not be instant."""
+    """One number, large, as it is now; ``spark`` draws its past behind it.
+
+    The newest number of a past would stay when there is none any more: NaN follows it, and the last value counts.
+    """
+    expr = f"max({query.expr}) or vector(NaN)" if spark else query.expr
     panel = (
         stat.Panel()
         .title(title)
@@ -213,7 +232,8 @@ def number(
         .datasource(DATASOURCE)
         .unit(unit)
         .no_value(no_value)
-        .targets(list(targets([query])))
+        .targets(list(targets([replace(query, expr=expr, instant=not spark)])))
+        .mappings([*(words(meanings) if meanings else []), nothing(no_value, no_colour)])
         .thresholds(thresholds(steps))
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
         .graph_mode(options.BigValueGraphMode.AREA if spark else options.BigValueGraphMode.NONE)
@@ -221,7 +241,7 @@ def number(
         .justify_mode(options.BigValueJustifyMode.AUTO)
         .text_mode(options.BigValueTextMode.VALUE)
         .orientation(options.VizOrientation.AUTO)
-        .reduce_options(common.ReduceDataOptions().values(False).calcs(["lastNotNull"]).fields(""))
+        .reduce_options(common.ReduceDataOptions().values(False).calcs(["last"]).fields(""))
     )
     if decimals is not None:
         panel.decimals(decimals)
@@ -229,8 +249,6 @@ def number(
         panel.min(minimum)
     if maximum is not None:
         panel.max(maximum)
-    if meanings:
-        panel.mappings(words(meanings))
     if link is not None:
         panel.data_links([Built(link)])
     return panel.build()

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from grafana.boards import Board, Line, Row, even, one_run, project, window
 from grafana.panels import BLUE, GREY, ORANGE, RED, heat_map, lines, number
-from grafana.queries import RUN, WEIGHT_SYNC, Query, newest, step_quantile, weight_sync_share
+from grafana.queries import RUN, WEIGHT_SYNC, Query, newest, step_quantile, weight_sync_share, while_heard
 
 _TOKENS = f"{newest('verl_step_tokens')} / ({newest('verl_step_seconds')} > 0)"
 _EXPERIMENT = "project, experiment"
@@ -38,7 +38,7 @@ def _now() -> Line:
         number(
             "Step, median",
             "Half of the steps took at most so long, in the window chosen above. Compare with a week ago below.",
-            Query(step_quantile(0.5, "$window")),
+            Query(while_heard(step_quantile(0.5, "$window"))),
             unit="s",
             decimals=1,
             spark=True,
@@ -46,7 +46,7 @@ def _now() -> Line:
         number(
             "Step, 90 %",
             "Nine of ten steps took at most so long. Far above the median: single steps are slow; see the heat map.",
-            Query(step_quantile(0.9, "$window")),
+            Query(while_heard(step_quantile(0.9, "$window"))),
             unit="s",
             decimals=1,
             spark=True,
@@ -81,7 +81,7 @@ def _now() -> Line:
             "Weight sync share",
             "Share of the time of the steps in which new weights go to the rollout engine. Healthy: a few per cent. "
             "Orange from 10 %: look at the network and at where the engine's workers are.",
-            Query(weight_sync_share("$window")),
+            Query(while_heard(weight_sync_share("$window"))),
             unit="percentunit",
             decimals=1,
             minimum=0,

@@ -75,9 +75,31 @@ def state_numbers(where: str = RUN) -> str:
     return " or ".join(parts)
 
 
-def or_row(expr: str, label: str, text: str) -> str:
+HEARD: Final = "max(verl_sentinel_ready)"
+"""There while an exporter is scraped, and 1 while one of them takes and keeps pushes."""
+
+
+def or_zero(expr: str, while_there: str = f"({HEARD} == 1)") -> str:
+    """A count without labels, or 0 where it gives nothing and something is there to say so.
+
+    0 says that all is well; of an exporter that is not heard, or not ready, nobody knows that.
+    """
+    return f"(({expr}) > 0) or 0 * {while_there}"
+
+
+def or_row(expr: str, label: str, text: str, while_there: str = f"({HEARD} == 1)") -> str:
     """The expression, or one row or line of 0 named ``text`` where it gives nothing: nothing is no fault."""
-    return f"({expr}) or on () label_replace(vector(0), `{label}`, `{text}`, ``, ``)"
+    return f"({expr}) or on () label_replace(0 * {while_there}, `{label}`, `{text}`, ``, ``)"
+
+
+def while_heard(expr: str) -> str:
+    """What is worked out over a window goes on for as long as the window after the last sample, unless it is cut."""
+    return f"({expr}) and on () {HEARD}"
+
+
+def exporter_state() -> str:
+    """0 where an exporter is down or none is there, 1 where one is not ready, 2 where all are ready."""
+    return '(min(up{job="verl-sentinel"}) == 0) or 1 + min(verl_sentinel_ready) or vector(0)'
 
 
 def weight_sync_share(window: str, where: str = RUN, offset: str = "") -> str:

@@ -8,9 +8,11 @@ from grafana.panels import (
     BLUE,
     GREEN,
     GREY,
+    NOT_HEARD,
     NOTHING_OPEN,
     ONE_IS_BAD,
     ORANGE,
+    OVER_TIME_STATES,
     PURPLE,
     RED,
     SEVERITIES,
@@ -21,7 +23,7 @@ from grafana.panels import (
     number,
     states,
 )
-from grafana.queries import RUN, Query, newest, or_row, state_numbers
+from grafana.queries import RUN, Query, newest, or_row, or_zero, state_numbers, while_heard
 from grafana.tables import Label, Value, rows
 
 
@@ -38,13 +40,15 @@ def _now() -> Line:
             Query(state_numbers()),
             unit="none",
             meanings=STATE_WORDS,
+            no_value=NOT_HEARD,
         ),
         number(
             "Critical",
             "Findings of severity critical that are not resolved. Healthy: 0. Otherwise the table below says which.",
-            Query(f"count({incidents}) or vector(0)"),
+            Query(or_zero(f"count({incidents})")),
             unit="none",
             steps=ONE_IS_BAD,
+            no_value=NOT_HEARD,
         ),
         number(
             "Step",
@@ -82,7 +86,7 @@ def _now() -> Line:
             "Goodput, 1 h",
             "Effective training time: the share of the last hour that went into steps done for the first time. "
             "Healthy: above 90 %. Where the rest went is under Checkpoints and time.",
-            Query(newest("verl:effective_training_time:ratio1h")),
+            Query(while_heard(newest("verl:effective_training_time:ratio1h"))),
             unit="percentunit",
             decimals=1,
             minimum=0,
@@ -115,6 +119,7 @@ def _findings() -> Line:
             Value(newest("verl_incident_onset_step", "detector", "signal"), "Since step", "none", 0, 100),
         ],
         sort=("Severity", False),
+        no_value="The exporter is not heard.",
         hidden=["run"],
     )
     return even(
@@ -122,9 +127,9 @@ def _findings() -> Line:
         table,
         states(
             "State over time",
-            "What state the run was in. Healthy: green from start to finish.",
-            Query(state_numbers(), "state"),
-            meanings=STATE_WORDS,
+            "What state the run was in. Healthy: green from start to finish. Not heard: no exporter spoke of it.",
+            Query(f"max({state_numbers()}) or vector(0)", "state"),
+            meanings=OVER_TIME_STATES,
         ),
     )
 

@@ -66,4 +66,6 @@ class PlayedRun:
             utilization_ratio=0.4 if index == 1 else 0.8,
             power_watts=500.0,
             temperature_celsius=60.0 + index,
+            xid_errors=0,
+            last_xid=0,
         )
