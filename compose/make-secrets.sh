@@ -3,6 +3,8 @@
 # never overwritten. Everything is for the user who runs this alone: the folder is barred to others, and within it the group
 # may read, because each container reads the files as a user of its own that joins that group.
 #
+# The time zone in .env is that of this machine, for containers do not know it.
+#
 # usage: ./make-secrets.sh [--rootless]
 #   --rootless   for rootless Docker or Podman, where your group is group 0 inside of a container
 set -eu
@@ -30,6 +32,20 @@ for there in "$here/.env" "$here/secrets"; do
   fi
 done
 
+# The name of this machine's time zone: what /etc/localtime links to, or what /etc/timezone says.
+zone_here() {
+  for name in "$(readlink /etc/localtime | sed -n 's|.*/zoneinfo/||p')" "$(sed -n 1p /etc/timezone)"; do
+    name=${name#posix/}
+    name=${name#right/}
+    case "$name" in
+      '' | *[!A-Za-z0-9_+/-]*) ;;
+      *) printf '%s\n' "$name" && return ;;
+    esac
+  done
+  printf 'UTC\n'
+}
+zone=$(zone_here 2>/dev/null)
+
 # A folder aside that is put in place when it is whole: what is interrupted leaves no half of the secrets behind.
 new=$(mktemp -d "$here/.secrets.XXXXXX")
 trap 'rm -rf "$new" "$here/.env.new"' EXIT
@@ -52,6 +68,7 @@ cat >"$new/.env" <<END
 SECRETS_GID=$group
 PROMETHEUS_RETENTION=30d
 INFLUXDB_RETENTION=90d
+TZ=$zone
 EXPORTER_PORT=9464
 PROMETHEUS_PORT=9090
 ALERTMANAGER_PORT=9093
@@ -63,3 +80,4 @@ mv "$new" "$here/secrets"
 mv "$here/.env.new" "$here/.env"
 trap - EXIT
 printf 'Written: .env, and in secrets/ push, alert, operate, grafana_password, influxdb_password, influxdb_token.\n'
+printf 'Time zone of nights and weekends, in which tickets wait: %s. Another one is TZ in .env.\n' "$zone"

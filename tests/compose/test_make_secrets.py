@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
-from containers_view import make_secrets, secrets_in, variables
+import pytest
+from containers_view import COMPOSE, make_secrets, secrets_in, variables
 
 NAMES = {"push", "alert", "operate", "grafana_password", "influxdb_password", "influxdb_token"}
 
@@ -94,3 +96,33 @@ def test_what_is_interrupted_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no random bytes" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"source", "make-secrets.sh", "bin"}
+
+
+@pytest.mark.parametrize(
+    ("link", "file", "zone"),
+    [
+        ("/usr/share/zoneinfo/Asia/Shanghai", "Europe/Paris", "Asia/Shanghai"),
+        ("../usr/share/zoneinfo/posix/America/Argentina/Buenos_Aires", "", "America/Argentina/Buenos_Aires"),
+        ("/var/db/timezone/zoneinfo/Etc/GMT+3", "", "Etc/GMT+3"),
+        ("", "Asia/Tokyo", "Asia/Tokyo"),
+        ("/some/where/else", "Asia/Tokyo", "Asia/Tokyo"),
+        ("", "", "UTC"),
+        ("/usr/share/zoneinfo/$(id)", "a zone; id", "UTC"),
+    ],
+)
+def test_the_time_zone_is_this_machine_s_and_it_is_said(tmp_path: Path, link: str, file: str, zone: str) -> None:
+    shutil.copy(COMPOSE / "make-secrets.sh", tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    sed = shutil.which("sed")
+    for name, text in {
+        "readlink": f"[ -n '{link}' ] && printf '%s\\n' '{link}'",
+        "sed": f"""case "$*" in *timezone) printf '%s\\n' '{file}' ;; *) exec {sed} "$@" ;; esac""",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    done = make_secrets(tmp_path, environment={"PATH": f"{programs}:{os.environ['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert variables(tmp_path / ".env")["TZ"] == zone
+    assert f"tickets wait: {zone}." in done.stdout

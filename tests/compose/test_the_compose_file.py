@@ -18,6 +18,7 @@ import pytest
 from containers_view import COMPOSE, FILE, ROOT, binds, compose_file, secret_targets, secrets_in, variables
 
 SERVICES = ("exporter", "prometheus", "alertmanager", "grafana", "influxdb")
+ZONES = "/usr/share/zoneinfo"
 DATA = {
     "exporter": ["/var/lib/verl-sentinel"],
     "prometheus": ["/prometheus"],
@@ -83,6 +84,22 @@ def test_docker_compose_takes_it_with_what_make_secrets_wrote(tmp_path: Path) ->
 
 
 @pytest.mark.programs
+@pytest.mark.parametrize("zone", ["Asia/Shanghai", "America/Argentina/Buenos_Aires"])
+def test_nights_and_weekends_are_those_of_the_time_zone_in_env(tmp_path: Path, zone: str) -> None:
+    """In a container, ``location: Local`` is UTC unless TZ says otherwise and the zones are there."""
+    shutil.copy(FILE, tmp_path)
+    secrets_in(tmp_path)
+    there = tmp_path / ".env"
+    there.write_text(re.sub("^TZ=.*$", f"TZ={zone}", there.read_text(), flags=re.M))
+    done = read_by_compose(tmp_path, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    assert services["alertmanager"]["environment"]["TZ"] == services["grafana"]["environment"]["TZ"] == zone
+    (zones,) = [mount for mount in services["alertmanager"]["volumes"] if mount["target"] == ZONES]
+    assert (zones["source"], zones["read_only"]) == (ZONES, True)
+
+
+@pytest.mark.programs
 def test_docker_compose_says_what_to_do_where_nothing_was_prepared(tmp_path: Path) -> None:
     shutil.copy(FILE, tmp_path)
     done = read_by_compose(tmp_path, "--quiet")
@@ -145,7 +162,7 @@ def test_everything_that_is_mounted_is_there(service: dict[str, Any]) -> None:
         made_by_script = source == COMPOSE / "secrets" / "notify"
         assert made_by_script or source.exists(), source
         assert source.is_relative_to(ROOT)
-    named = {mount.split(":")[0] for mount in service["volumes"] if not mount.startswith(".")}
+    named = {mount.split(":")[0] for mount in service["volumes"] if not mount.startswith((".", ZONES))}
     assert named <= compose_file()["volumes"].keys()
 
 

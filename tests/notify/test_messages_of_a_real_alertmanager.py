@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,6 +364,19 @@ def test_outside_of_office_hours_pages_are_heard_and_tickets_are_not(
         assert not night.services.got("night-ticket")
         assert not night.mail.got("night-ticket")
         assert not exporter.got("night-ticket")
+
+
+@pytest.mark.parametrize(("hour", "heard"), [(13, True), (2, False)], ids=["at-noon", "at-night"])
+def test_nights_are_those_of_the_time_zone_that_tz_names(tmp_path: Path, hour: int, heard: bool) -> None:
+    east = (hour - datetime.now(timezone.utc).hour + 12) % 24 - 12
+    zone = f"Etc/GMT{-east:+d}"  # whose sign is the other way round
+    with FakeService() as exporter, stage(tmp_path, exporter.url, muted=None, zone=zone) as there:
+        there.post(alert("VerlSurge", "warning", "run-somewhere"))
+        if heard:
+            slack_of(there, "run-somewhere")
+        else:
+            wait_for("it is muted", lambda: "route is within mute time" in there.log)
+            assert not there.services.got("run-somewhere")
 
 
 def test_no_message_failed_for_a_fault_of_a_template(shown: Stage) -> None:
