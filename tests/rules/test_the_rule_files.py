@@ -163,3 +163,13 @@ def test_pages_are_evaluated_at_every_evaluation() -> None:
 
 def test_no_runbook_is_left_over() -> None:
     assert {path.stem for path in (RULES / "runbooks").glob("Verl*.md")} <= {alert["alert"] for alert in ALERTS}
+
+
+def test_the_action_for_xid_errors_names_the_codes_that_its_runbook_calls_hardware() -> None:
+    (alert,) = [one for one in ALERTS if one["alert"] == "VerlGPUXidErrors"]
+    said = re.search(r"hardware \(([\d, ]+)\)", alert["annotations"]["action"])
+    runbook = (RULES / "runbooks/VerlGPUXidErrors.md").read_text()
+    listed = re.search(r"; ([\d,\s]+) are hardware", runbook)
+    assert said
+    assert listed
+    assert re.findall(r"\d+", said.group(1)) == re.findall(r"\d+", listed.group(1))
