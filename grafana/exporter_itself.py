@@ -9,6 +9,8 @@ from grafana.tables import Label, Value, rows
 
 _UP = {"0": ("down", RED), "1": ("up", GREEN)}
 _JOB = 'job="verl-sentinel"'
+_OURS = 'alertname=~"Verl.*|Watchdog"'
+"""Alerts of these rules; a Prometheus may have those of others."""
 _WATCHDOG = 'max(ALERTS{alertname="Watchdog", alertstate="firing"})'
 """There while the rules are evaluated."""
 
@@ -50,8 +52,8 @@ def _now() -> Line:
         ),
         number(
             "Alerts that fire",
-            "Alerts that fire, the Watchdog not counted. Healthy: 0. The table below says which.",
-            Query(or_zero('count(ALERTS{alertstate="firing", alertname!="Watchdog"})', _WATCHDOG)),
+            "Alerts of verl-sentinel that fire, the Watchdog not counted. Healthy: 0. The table below says which.",
+            Query(or_zero(f'count(ALERTS{{{_OURS}, alertname!="Watchdog", alertstate="firing"}})', _WATCHDOG)),
             unit="none",
             decimals=0,
             steps=ONE_IS_BAD,
@@ -296,7 +298,7 @@ def _monitoring() -> list[Line]:
             Label("alertstate", "State", 100),
             Label("run", "Run", 220),
         ],
-        [Value('max by (alertname, severity, alertstate, run) (ALERTS{alertname=~"Verl.*|Watchdog"})')],
+        [Value(f"max by (alertname, severity, alertstate, run) (ALERTS{{{_OURS}}})")],
         sort=("Severity", False),
         no_value="No rule of verl-sentinel is loaded: not even the Watchdog fires.",
     )

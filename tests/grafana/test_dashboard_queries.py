@@ -70,6 +70,15 @@ def test_every_metric_is_one_that_there_is(dashboard: Json) -> None:
         assert found <= there, f"{where}: {found - there}"
 
 
+def test_every_question_about_alerts_is_about_ours_alone(dashboard: Json) -> None:
+    """A Prometheus of several teams has alerts of others; a number and the table beside it have to agree."""
+    for where, query in every_query(dashboard):
+        for matchers in re.findall(r"ALERTS\{([^}]*)\}", query):
+            ours = re.search(r'alertname(=~?)"([^"]+)"', matchers)
+            assert ours, where
+            assert ours.groups() in {("=~", "Verl.*|Watchdog"), ("=", "Watchdog")}, where
+
+
 def test_no_query_keeps_instance(dashboard: Json) -> None:
     """A run that moves to another exporter stays one line."""
     for where, query in filled_in(dashboard):
