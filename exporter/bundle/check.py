@@ -13,7 +13,9 @@ from typing import Final
 from exporter.bundle.dashboards import Dashboards, lint_dashboards
 from exporter.bundle.findings import Report
 from exporter.bundle.layout import Parts, parts_of
+from exporter.bundle.message_templates import lint_templates
 from exporter.bundle.metrics import Known
+from exporter.bundle.mounts import lint_mounts
 from exporter.bundle.programs import run_programs
 from exporter.bundle.reading import Tree
 from exporter.bundle.routes import lint_routes
@@ -67,6 +69,9 @@ def check(
         lint_routes(tree, parts.alertmanager, names, severities, report)
     elif parts.rules is not None:
         report.notes.append("There is no alertmanager.yml here.")
+    if parts.rules is not None:
+        lint_templates(tree, parts, report)
+    lint_mounts(tree, report)
     if parts.grafana is None:
         report.notes.append("There is no folder grafana here, so no dashboard was looked at.")
     else:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from exporter.bundle import promql
-from exporter.bundle.findings import Report, listed
+from exporter.bundle import promql, units
+from exporter.bundle.findings import Report, listed, nearest
 from exporter.bundle.metrics import Known
 from exporter.bundle.reading import Placed, Tree
 
@@ -108,6 +108,10 @@ class One:
             missing.append("unit")
         if missing:
             self._say(panel.line, "panel", f"{named} has no {listed(missing)}.")
+        for unit in _units(panel):
+            if not units.is_known(unit):
+                hint = nearest(unit, sorted(units.KNOWN))
+                self._say(panel.line, "unit", f"{named} has unit {unit[:60]}, which Grafana does not know{hint}.")
         for target in _objects(panel.get("targets")):
             expression = target.get("expr")
             if isinstance(expression, str):
@@ -178,7 +182,7 @@ def _panels(holder: Placed) -> Iterator[Placed]:
         yield from _panels(panel)
 
 
-def _units(panel: Placed) -> list[Any]:
+def _units(panel: Placed) -> list[str]:
     """Every unit that a panel sets: its own, of a column or series, or of a heat map's axis."""
     overrides = _objects(_at(panel, "fieldConfig", "overrides"))
     found = [

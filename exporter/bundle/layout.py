@@ -48,6 +48,8 @@ class Config:
     path: str
     loads: tuple[tuple[str, int], ...]
     """Paths or patterns below the directory, with the line of each."""
+    jobs: frozenset[str] | None
+    """Names of its scrape jobs; ``None`` where it reads some from further files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ def _sort(tree: Tree, path: str, rule_files: list[RuleFile], configs: list[Confi
             (posixpath.normpath(posixpath.join(posixpath.dirname(path), text_of(item))), line_of(item))
             for item in items(value_of(node, "rule_files"))
         ]
-        configs.append(Config(path, tuple(loads)))
+        jobs = frozenset(text_of(value_of(job, "job_name")) for job in items(value_of(node, "scrape_configs")))
+        configs.append(Config(path, tuple(loads), None if "scrape_config_files" in known else jobs))
     else:
         tree.report.add(path, 1, "file", "It is neither rules (groups) nor a configuration of Prometheus.")
 

@@ -6,7 +6,8 @@ Labels are followed through the expression. Where those of a part cannot be know
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Final
 
 import promql_parser as promql
@@ -279,3 +280,51 @@ def selectors(node: Any) -> list[Any]:
     if kind in ("ParenExpr", "UnaryExpr", "SubqueryExpr", "AggregateExpr"):
         return selectors(node.expr)
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """What a selector asks of one label."""
+
+    metric: str
+    value: str
+    as_pattern: bool
+
+    def any_of(self, known: Collection[str]) -> bool:
+        """Whether it takes one of these; each of the alternatives of a pattern has to."""
+        if not self.as_pattern:
+            return self.value in known
+        try:
+            return all(any(re.fullmatch(one, name) for name in known) for one in alternatives(self.value))
+        except re.error:
+            return True  # Go's patterns differ from Python's in places
+
+
+def matchers(expression: str, label: str) -> list[Matcher]:
+    """What an expression asks of a label, where it asks for some value; nothing of one that cannot be parsed."""
+    try:
+        node = parsed(expression)
+    except Unusable:
+        return []
+    return [
+        Matcher(selector.name or "", matcher.value, _op(matcher) == "Re")
+        for selector, _ in selectors(node)
+        for matcher in selector.matchers.matchers
+        if matcher.name == label and _op(matcher) in ("Equal", "Re") and matcher.value
+    ]
+
+
+def alternatives(pattern: str) -> list[str]:
+    """The parts of a pattern between its outermost bars.
+
+    >>> alternatives("A|B(x|y)|C.*")
+    ['A', 'B(x|y)', 'C.*']
+    """
+    parts, depth = [""], 0
+    for character in pattern:
+        depth += (character in "([") - (character in ")]")
+        if character == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

@@ -14,6 +14,7 @@ from typing import Final
 import yaml
 
 from exporter.bundle.findings import Report, nearest
+from exporter.bundle.promql import alternatives
 from exporter.bundle.reading import Tree, items, line_of, text_of
 
 _MATCHER: Final = re.compile(r"""\s*([A-Za-z_]\w*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"'{},]*?))\s*""")
@@ -40,7 +41,7 @@ def lint_routes(tree: Tree, path: str, alerts: Set[str], severities: Set[str], r
         known = {"alertname": alerts, "severity": severities}.get(label)
         if known is None or not value:
             continue
-        for one in _alternatives(value) if "~" in op else [value]:
+        for one in alternatives(value) if "~" in op else [value]:
             if not _any(one, "~" in op, known):
                 what = "No alert is named" if label == "alertname" else "No alert has the severity"
                 like = " like" if "~" in op and not one.isidentifier() else ""
@@ -62,22 +63,6 @@ def _matchers(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.Node]:
                 yield from items(value)
             else:
                 yield from _matchers(value, seen)
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """The parts of a pattern between its outermost bars.
-
-    >>> _alternatives("A|B(x|y)|C.*")
-    ['A', 'B(x|y)', 'C.*']
-    """
-    parts, depth = [""], 0
-    for character in pattern:
-        depth += (character in "([") - (character in ")]")
-        if character == "|" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _any(wanted: str, as_pattern: bool, known: Set[str]) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from exporter.bundle import promql, templates
-from exporter.bundle.findings import Report, listed
-from exporter.bundle.layout import Parts, Rule
+from exporter.bundle.findings import Report, listed, nearest
+from exporter.bundle.layout import Config, Parts, Rule
 from exporter.bundle.metrics import Known, Labels
 from exporter.bundle.reading import Tree
 
@@ -20,6 +20,16 @@ ANNOTATIONS: Final = ("summary", "description", "action", "dashboard_url", "runb
 SEVERITIES: Final = ("critical", "warning", "none")
 """Those that ``alertmanager.yml`` has routes for."""
 
+SECTIONS: Final = (
+    "What it means",
+    "How to confirm",
+    "What to do",
+    "When to roll back",
+    "Known false positives",
+)
+"""Of a runbook, each a heading of the second level with text below."""
+
+_SECTION: Final = re.compile(r"^##[ \t]+(.+?)[ \t]*$\n?(.*?)(?=^##?[ \t]|\Z)", re.MULTILINE | re.DOTALL)
 _TITLE: Final = re.compile(r"#\s+(.+?)\s*#*\s*")
 
 
@@ -136,6 +146,10 @@ def _lint_runbook(tree: Tree, parts: Parts, rule: Rule, report: Report) -> None:
     title = _TITLE.fullmatch(text.partition("\n")[0])
     if title is None or title.group(1) != rule.name:
         report.add(path, 1, "runbook", f"The title of a runbook is its alert's name: # {rule.name}")
+    said = {name.strip(): body.strip() for name, body in _SECTION.findall(text)}
+    missing = [name for name in SECTIONS if not said.get(name)]
+    if missing:
+        report.add(path, 1, "runbook", f"It says nothing under {listed(missing)}.")
 
 
 def _lint_idle_runbooks(tree: Tree, parts: Parts, report: Report) -> None:
@@ -164,6 +178,28 @@ def _lint_loading(parts: Parts, report: Report) -> None:
     for file in parts.rule_files:
         if file.path not in loaded and not file.optional:
             report.add(file.path, 1, "loading", "No configuration of Prometheus loads this file (rule_files).")
+    for config in parts.configs:
+        _lint_loads(config, parts, loaded, report)
+
+
+def _lint_loads(config: Config, parts: Parts, loaded: set[str], report: Report) -> None:
+    """A configuration with rules loads every file that another one loads, and scrapes what the rules look at."""
+    hit = {path for pattern, _ in config.loads for path in _matching([file.path for file in parts.rule_files], pattern)}
+    if not hit:
+        return
+    first = config.loads[0][1]
+    for file in parts.rule_files:
+        if file.path not in hit and file.path in loaded and not file.optional:
+            sentence = f"{file.path} is loaded elsewhere and not here, beside the others (rule_files)."
+            report.add(config.path, first, "loading", sentence)
+    if config.jobs is None:
+        return
+    for rule in (rule for file in parts.rule_files if file.path in hit or file.optional for rule in file.rules):
+        for matcher in promql.matchers(rule.expression, "job"):
+            if not matcher.any_of(config.jobs):
+                sentence = f"{rule.name} looks for job {matcher.value}, which {config.path} does not scrape: it has "
+                sentence += f"{listed(sorted(config.jobs)) or 'no job'}{nearest(matcher.value, sorted(config.jobs))}."
+                report.add(rule.file, rule.expression_line, "job", sentence)
 
 
 def _matching(paths: Iterable[str], pattern: str) -> list[str]:

@@ -31,6 +31,15 @@ groups:
         expr: verl:loss:max > 5
         labels: {severity: warning}
         annotations: *said
+      - alert: VerlDown
+        expr: up{job="verl-sentinel"} == 0
+        labels: {severity: warning}
+        annotations:
+          summary: The exporter is down
+          description: Nothing is watched.
+          action: Start it.
+          dashboard_url: http://127.0.0.1:3000/d/verl-small
+          runbook_url: http://127.0.0.1:9464/runbooks/VerlDown.md
 """
 
 TESTS = """\
@@ -57,6 +66,18 @@ runbook_url: 'http://127.0.0.1:9464/runbooks/VerlLoss.md'}}
         alertname: VerlLoss
         exp_alerts: [{exp_labels: {severity: warning, run: r}, exp_annotations: *said}]
       - {eval_time: 2m, alertname: VerlLoss, exp_alerts: []}
+      - {eval_time: 2m, alertname: VerlDown, exp_alerts: []}
+  - name: down
+    interval: 1m
+    input_series:
+      - {series: 'up{job="verl-sentinel"}', values: '0'}
+    alert_rule_test:
+      - eval_time: 0m
+        alertname: VerlDown
+        exp_alerts:
+          - exp_labels: {severity: warning, job: verl-sentinel}
+            exp_annotations: {summary: The exporter is down, description: Nothing is watched., action: Start it., \
+dashboard_url: 'http://127.0.0.1:3000/d/verl-small', runbook_url: 'http://127.0.0.1:9464/runbooks/VerlDown.md'}
 """
 
 PROMETHEUS = """\
@@ -78,9 +99,46 @@ inhibit_rules:
     equal: [run]
 receivers:
   - name: people
+templates: [templates/*.tmpl]
 """
 
-RUNBOOK = "# VerlLoss\n\nThe loss is high.\n"
+TEMPLATES = '{{ define "verl.title" }}{{ template "slack.default.title" . }}{{ end }}\n'
+
+COMPOSE = """\
+services:
+  prometheus:
+    volumes:
+      - data:/prometheus
+      - /etc/hosts:/etc/hosts:ro
+      - ../rules/prometheus:/etc/prometheus/rules:ro
+      - ./secrets/token:/token:ro
+      - {type: bind, source: ./here.yml, target: /here.yml}
+      - {type: volume, source: data, target: /data}
+"""
+
+RUNBOOK = """\
+# VerlLoss
+
+## What it means
+
+The loss is high.
+
+## How to confirm
+
+Look at it.
+
+## What to do
+
+Look at the run.
+
+## When to roll back
+
+Never.
+
+## Known false positives
+
+- None.
+"""
 
 
 def dashboard() -> dict[str, Any]:
@@ -147,6 +205,10 @@ def sound(root: Path) -> Path:
             "rules/prometheus/prometheus.yml": PROMETHEUS,
             "rules/tests/small.yml": TESTS,
             "rules/runbooks/VerlLoss.md": RUNBOOK,
+            "rules/runbooks/VerlDown.md": RUNBOOK.replace("VerlLoss", "VerlDown"),
+            "rules/templates/small.tmpl": TEMPLATES,
+            "compose/compose.yml": COMPOSE,
+            "compose/here.yml": "{}\n",
             "rules/alertmanager.yml": ALERTMANAGER,
             "grafana/dashboards/verl-small.json": json.dumps(dashboard(), indent=1),
         },

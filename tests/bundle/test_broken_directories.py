@@ -101,6 +101,7 @@ def test_a_part_that_is_missing_is_said_and_is_no_fault(tmp_path: Path) -> None:
 def test_dashboards_without_rules_are_looked_at_with_the_rules_that_come_with_the_program(tmp_path: Path) -> None:
     sound(tmp_path)
     (tmp_path / "rules").rename(tmp_path / "elsewhere")
+    (tmp_path / "compose").rename(tmp_path / "elsewhere/compose")
     report = report_of(tmp_path)
     assert "taken from those that come with verl-sentinel" in " ".join(report.notes)
     assert report.findings == []

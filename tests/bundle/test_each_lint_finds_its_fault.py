@@ -40,6 +40,11 @@ def target(expr: str) -> Break:
     return panel("targets", [{"expr": expr}])
 
 
+def left_out(root: Path) -> None:
+    other = (root / P).read_text().replace("[small.rules.yml]", "[small.rules.yml, idle.rules.yml]")
+    write(root, {"rules/prometheus/idle.rules.yml": "groups: []\n", "rules/prometheus/other.yml": other})
+
+
 FAULTS: dict[str, tuple[Break, str, str, str]] = {
     "a metric that nobody exports": (
         edit(R, "(verl_loss)", "(verl_los)"),
@@ -196,6 +201,69 @@ FAULTS: dict[str, tuple[Break, str, str, str]] = {
         A,
         "route",
         "did you mean critical?",
+    ),
+    "a runbook with nothing but its title": (
+        put("rules/runbooks/VerlLoss.md", "# VerlLoss\n"),
+        "rules/runbooks/VerlLoss.md",
+        "runbook",
+        "It says nothing under What it means, How to confirm, What to do, When to roll back, Known false positives.",
+    ),
+    "a section of a runbook without text": (
+        edit("rules/runbooks/VerlLoss.md", "Look at the run.", ""),
+        "rules/runbooks/VerlLoss.md",
+        "runbook",
+        "It says nothing under What to do.",
+    ),
+    "a job that nobody scrapes": (
+        edit(P, "job_name: verl-sentinel", "job_name: vs"),
+        R,
+        "job",
+        "VerlDown looks for job verl-sentinel, which rules/prometheus/prometheus.yml does not scrape: it has vs",
+    ),
+    "a rule file that one configuration leaves out": (
+        left_out,
+        P,
+        "loading",
+        "rules/prometheus/idle.rules.yml is loaded elsewhere and not here",
+    ),
+    "a template that is not defined": (
+        edit(A, "- name: people", "- name: people\n    slack_configs: [{text: '{{ template \"verl.titel\" . }}'}]"),
+        A,
+        "template",
+        "Template verl.titel is called and not defined; did you mean verl.title?",
+    ),
+    "a template that calls one that is not defined": (
+        put("rules/templates/more.tmpl", '{{ define "verl.more" }}\n{{ template "verl.les" . }}{{ end }}\n'),
+        "rules/templates/more.tmpl",
+        "template",
+        "Template verl.les is called and not defined",
+    ),
+    "a mount that is not there": (
+        edit("compose/compose.yml", "../rules/prometheus:", "../rules/prometeus:"),
+        "compose/compose.yml",
+        "mount",
+        "Service prometheus mounts ../rules/prometeus, and rules/prometeus is not there",
+    ),
+    "a mount in the long form that is not there": (
+        edit("compose/compose.yml", "source: ./here.yml", "source: ./there.yml"),
+        "compose/compose.yml",
+        "mount",
+        "compose/there.yml is not there",
+    ),
+    "a unit that Grafana does not know": (
+        panel("fieldConfig", {"defaults": {"unit": "secnds"}}),
+        D,
+        "unit",
+        "Panel Loss has unit secnds, which Grafana does not know",
+    ),
+    "a unit of one series that Grafana does not know": (
+        panel(
+            "fieldConfig",
+            {"defaults": {"unit": "s"}, "overrides": [{"properties": [{"id": "unit", "value": "percentunits"}]}]},
+        ),
+        D,
+        "unit",
+        "did you mean percentunit?",
     ),
     "a panel without title": (panel("title", " "), D, "panel", "A panel (timeseries) has no title"),
     "a panel without description": (panel("description", ""), D, "panel", "Panel Loss has no description"),
