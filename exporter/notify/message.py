@@ -27,6 +27,10 @@ MOST_LISTED = 8
 """Alerts that are named in one message; the number of all is always said."""
 HARD_BREAK = "  \n"
 """A line end that every Markdown shows as one."""
+BESIDE_LINK = 700
+"""Bytes that the first link leaves to the text: the run and what to do."""
+MOST_URL = 4000
+"""Characters of an address: a run's name has 256, each of which may be twelve in an address."""
 
 
 class Kind(enum.Enum):
@@ -101,7 +105,7 @@ class Message:
 
     def markdown(self, most: int) -> str:
         """The body in the Markdown that chats share, of at most as many bytes together with the title."""
-        return _fitting(self._lines(True), most - len(self.title(True).encode()), HARD_BREAK)
+        return _fitting(self._lines(True), most - len(self.title(True).encode()), HARD_BREAK, " · ")
 
 
 _decoder = msgspec.json.Decoder(Notification)
@@ -128,7 +132,7 @@ def message_of(it: Notification) -> Message:
     key = hashlib.sha256(msgspec.json.encode([it.group_key, said])).hexdigest()
 
     def title(rich: bool) -> str:
-        return f"{MARKS[first.kind]} {(markdown if rich else plain)(first.summary, 160)}{more}"
+        return f"{MARKS[first.kind]} {_summary(first, markdown if rich else plain)}{more}"
 
     return Message(title, first.kind, key, lambda rich: _body(alerts, it.external_url, rich))
 
@@ -164,13 +168,32 @@ def markdown(text: str, most: int) -> str:
 _LOOKALIKES = str.maketrans({"<": "＜", ">": "＞", "`": "'", "*": "∗", "|": "∣", "\\": "＼"})
 
 
+def without_middle(name: str, begin: int, end: int) -> str:
+    """A name that is long by so much of its beginning and its end.
+
+    >>> without_middle("grpo-7b-2026-11-30-seed-17", 7, 7)
+    'grpo-7b…seed-17'
+    """
+    return name if len(name) <= begin + 1 + end else f"{name[:begin]}…{name[-end:]}"
+
+
+def _summary(alert: NotifiedAlert, clean: Callable[[str, int], str]) -> str:
+    """What is wrong with which run. Summaries begin with the run's name, and it is the name that is made shorter."""
+    run = alert.labels.get("run", "")
+    begins = f"Run {run}: "
+    if not run or not alert.summary.startswith(begins):
+        return clean(alert.summary, 160)
+    return f"Run {clean(without_middle(run, 24, 15), 60)}: {clean(alert.summary[len(begins) :], 120)}"
+
+
 def _body(alerts: Sequence[NotifiedAlert], alertmanager: str, rich: bool) -> list[str]:
     clean = markdown if rich else plain
     first, *others = alerts
     lines = []
     run = first.labels.get("run", "")
     if run:
-        lines.append(f"Run `{clean(run, 200)}`" if rich else f"Run: {clean(run, 200)}")
+        name = clean(run if len(run.encode()) <= 300 else without_middle(run, 45, 30), 320)
+        lines.append(f"Run `{name}`" if rich else f"Run: {name}")
     if first.status == "resolved":
         lines.append(f"Over since {_minute(first.ends_at)}, began {_minute(first.starts_at)}.")
     else:
@@ -180,7 +203,7 @@ def _body(alerts: Sequence[NotifiedAlert], alertmanager: str, rich: bool) -> lis
             lines.append(clean(description, 600))
     lines += _links(first, rich)
     for other in others[: MOST_LISTED - 1]:
-        lines.append(f"{MARKS[other.kind]} {clean(other.summary, 160)}")
+        lines.append(f"{MARKS[other.kind]} {_summary(other, clean)}")
     if len(alerts) > MOST_LISTED:
         lines.append(f"… and {len(alerts) - MOST_LISTED} more")
     if first.status == "firing":
@@ -194,12 +217,11 @@ def _body(alerts: Sequence[NotifiedAlert], alertmanager: str, rich: bool) -> lis
 
 def _links(alert: NotifiedAlert, rich: bool) -> list[str]:
     named = (("Console", "console_url"), ("Dashboard", "dashboard_url"), ("Runbook", "runbook_url"))
-    found = [link for text, name in named for link in _link(text, alert.annotations.get(name, ""), rich)]
-    return [" · ".join(found)] if rich and found else found
+    return [link for text, name in named for link in _link(text, alert.annotations.get(name, ""), rich)]
 
 
 def _link(text: str, url: str, rich: bool) -> list[str]:
-    if not re.fullmatch(r"https?://[^\s<>\"|`]{1,900}", url):
+    if len(url) > MOST_URL or not re.fullmatch(r"https?://[^\s<>\"|`]+", url):
         return []
     url = url.replace("(", "%28").replace(")", "%29")
     return [f"[{text}]({url})" if rich else f"{text}: {url}"]
@@ -229,23 +251,38 @@ def _minute(when: str) -> str:
     return "an unknown time"
 
 
-def _fitting(lines: Sequence[str], most: int, end: str = "\n") -> str:
-    """As much as fits into so many bytes, in its order: links first, whole and in at most half of the room, for one
-    that is cut leads nowhere; then text, of which the last line is cut."""
+def _fitting(lines: Sequence[str], most: int, end: str = "\n", between: str = "") -> str:
+    """As much as fits into so many bytes, in its order: links first, whole, for one that is cut leads nowhere; then
+    text, of which the last line is cut.
+
+    The first link may take all but :data:`BESIDE_LINK`; where that is too little, it leads to the console's list of
+    runs. All of them take half of the room at most, but for that one. ``between`` is put between links of one line.
+    """
     kept: dict[int, str] = {}
-    room = most // 2
+    half, first = most // 2, True
+    longest_end = max(len(end), len(between.encode()))
     for index, line in enumerate(lines):
-        if _is_link(line) and (size := len(line.encode()) + len(end)) <= room:
-            kept[index] = line
-            room -= size
-            most -= size
+        if not _is_link(line):
+            continue
+        room = max(half, most - BESIDE_LINK) if first else half
+        for link in (line, re.sub(r"(/console)/[a-z]+\?[^\s)]*", r"\1/", line)) if first else (line,):
+            if (size := len(link.encode()) + longest_end) <= room:
+                kept[index], first = link, False
+                half -= size
+                most -= size
+                break
     for index, line in enumerate(lines):
         if _is_link(line) or most < 20:
             continue
         whole = line.encode()
         most -= len(whole) + len(end)
         kept[index] = line if most >= 0 else whole[: most - len("…".encode())].decode("utf-8", "ignore") + "…"
-    return end.join(kept[index] for index in sorted(kept)) or "…"
+    text, before = "", ""
+    for index in sorted(kept):
+        line = kept[index]
+        text += (between if between and _is_link(before) and _is_link(line) else end if text else "") + line
+        before = line
+    return text or "…"
 
 
 def _is_link(line: str) -> bool:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 import requests
@@ -112,6 +113,27 @@ def test_wecoms_group_bot_gets_text_of_at_most_2048_bytes(sent: Sent, url: str) 
     text = posted["text"]["content"]
     assert 1000 < len(text.encode()) <= 2048
     assert "Console: http://127.0.0.1:9464/console/run?id=r" in text, "the links are what must not be cut off"
+
+
+@pytest.mark.parametrize("url", ["wecombot://the-key", "feishu://the-bots-token", "dingtalk://thesecret@thetoken"])
+@pytest.mark.parametrize(
+    "run",
+    ["训练" * 48, "训练" * 128, "a" * 150, "b" * 255],
+    ids=["chinese", "very-long-chinese", "letters", "more-letters"],
+)
+def test_a_long_name_of_a_run_pushes_nothing_out_of_the_message(sent: Sent, url: str, run: str) -> None:
+    run = f"7b-{run[6:]}-v2"
+    summary = f"Run {run}: grad_norm is NaN or infinite"
+    address = f"https://sentinel.corp.example.com/console/run?id={quote_plus(run)}"
+    assert send(url, message_of(notification(body(run, summary=summary, console_url=address)))) == ""
+    ((_, posted),) = sent
+    text = json.dumps(posted, ensure_ascii=False)
+    title, _, rest = text.partition("grad_norm is NaN or infinite")
+    assert "CRITICAL Run 7b-" in title
+    assert f"{run[-15:]}: " in title
+    assert "Roll back." in rest
+    assert address in rest or "https://sentinel.corp.example.com/console/" in rest
+    assert address in rest or len(address) > 1200, "the run itself, unless its address is as long as the message"
 
 
 @pytest.mark.parametrize(
