@@ -34,9 +34,12 @@ class Stage:
         exporter: base URL of the exporter that takes webhooks.
         muted: whether it is outside of office hours now; None: the clock of ``zone`` says so.
         zone: time zone of the machine.
+        one_route: whether people hear of everything by one route, which waits until it is all there.
     """
 
-    def __init__(self, folder: Path, exporter: str, *, muted: bool | None = False, zone: str = "UTC") -> None:
+    def __init__(
+        self, folder: Path, exporter: str, *, muted: bool | None = False, zone: str = "UTC", one_route: bool = False
+    ) -> None:
         assert PROGRAM is not None
         self.services = FakeService()
         self.services.answers["/wecom/gettoken"] = {"errcode": 0, "access_token": "access"}
@@ -51,6 +54,9 @@ class Stage:
         }.items():
             (folder / name).write_text(text)
         config = filled_in(folder, self.services.url, self.mail.port, exporter, muted=muted)
+        if one_route:
+            config["route"] = {key: value for key, value in config["route"].items() if key != "routes"}
+            config["inhibit_rules"] = []
         (folder / "alertmanager.yml").write_text(yaml.safe_dump(config, allow_unicode=True))
         self._child = Child(
             "Alertmanager",
@@ -166,7 +172,9 @@ def alert(name: str, severity: str, run: str = "", *, ended: bool = False, **mor
 
 
 @contextlib.contextmanager
-def stage(folder: Path, exporter: str, *, muted: bool | None = False, zone: str = "UTC") -> Iterator[Stage]:
+def stage(
+    folder: Path, exporter: str, *, muted: bool | None = False, zone: str = "UTC", one_route: bool = False
+) -> Iterator[Stage]:
     folder.mkdir(parents=True, exist_ok=True)
-    with Stage(folder, exporter, muted=muted, zone=zone) as found:
+    with Stage(folder, exporter, muted=muted, zone=zone, one_route=one_route) as found:
         yield found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_alerts_of_one_run_are_one_message_and_those_of_another_run_another(show
     assert "(2 alerts)" in slack["title"]
     assert "run-other" not in slack["text"]
     assert "run-many" not in slack_of(shown, "run-other")["text"]
-    assert wecom_of(shown, "run-many").count("run-many: ") == 2
+    assert "second" in wecom_of(shown, "run-many: first")
     assert pagerduty_of(shown, "run-many: first", "run-many: second")
 
 
@@ -190,13 +191,80 @@ def test_a_message_is_bounded_however_much_an_alert_says(shown: Stage, letter: s
     shown.post(*alerts)
     name = f"long-{ord(letter)}-"
     assert len(wecom_of(shown, name).encode()) <= 2048
-    slack = slack_of(shown, name)
+    slack = slack_of(shown, name, "and more")
     assert len(slack["title"]) < 1000
     assert len(slack["text"]) < 40_000
-    assert "and more" in slack["text"]
     assert len(pagerduty_of(shown, name)["payload"]["summary"]) <= 1024
     (mail, *_) = wait_for("mail", lambda: shown.mail.got(name))
     assert len(part(mail, "html")) < 200_000
+
+
+LONG = {
+    "chinese": "训练" * 43 + "七组候选",
+    "very-long-chinese": "模型" * 118 + "七组候选",
+    "letters": "a" * 130 + "-seed-17",
+    "four-bytes": "🚀" * 230,
+    "escapes": "\\E" * 30 + "$1${2}(.*)\\Q: " * 3 + "\\",
+    "tags": "<>*`&" * 45,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_name_of_a_run_pushes_nothing_out_of_the_message(shown: Stage, name: str) -> None:
+    run = f"l-{name[:6]}-{LONG[name]}-e"
+    begin = f"Run l-{name[:6]}-"
+    links = {
+        "console_url": f"https://sentinel.corp.example.com/console/run?id={urllib.parse.quote_plus(run)}",
+        "dashboard_url": f"https://grafana.corp.example.com/d/verl-run?var-run={urllib.parse.quote_plus(run)}",
+        "runbook_url": "https://sentinel.corp.example.com/runbooks/VerlKLDivergence.md",
+    }
+    # All the texts as long as they can be, too: they must not push the link out either.
+    long = dict.fromkeys(("description", "findings"), "训练" * 500)
+    shown.post(alert("VerlKLDivergence", "critical", run, detector="kl", **links, **long))
+    slack, page, wecom = slack_of(shown, begin), pagerduty_of(shown, begin), wecom_of(shown, begin)
+    (mail, *_) = wait_for("mail", lambda: shown.mail.got(begin))
+    for title in (slack["title"], page["payload"]["summary"], mail["subject"], wecom.partition("\n")[0].rstrip("*")):
+        assert "🔴 CRITICAL" in title
+        assert begin in title
+        assert title.endswith("-e: grad_norm is NaN or infinite"), title
+        assert len(title) < 150
+    for text in (slack["text"], page["payload"]["custom_details"]["links"], part(mail, "plain")):
+        assert links["console_url"] in text
+    assert slack["title_link"] == links["console_url"]
+    assert len(wecom.encode()) <= 2048
+    assert "Do: Roll back to the newest verified checkpoint." in wecom
+    # Where the run's own address has no room in 2,048 bytes, that of the list of runs.
+    short = len(links["console_url"]) <= 1250
+    assert f"[Console]({links['console_url'] if short else 'https://sentinel.corp.example.com/console/'})" in wecom
+
+
+def test_pagerduty_has_the_numbers_of_the_page_among_others_and_how_many_they_are(
+    exporter: FakeService, tmp_path: Path
+) -> None:
+    """A receiver may have pages and tickets of a run in one message: the ticket comes first by its name."""
+    with stage(tmp_path, exporter.url, one_route=True) as there:
+        run = "run-mixed"
+        there.post(
+            alert("VerlA", "warning", run, description="Numbers of a ticket.", findings="Found: a ticket."),
+            alert("VerlB", "warning", run, description="Numbers of a ticket.", findings="Found: a ticket."),
+            alert("VerlZ", "critical", run, description="Numbers of the page.", findings="Found: the page."),
+        )
+        page = pagerduty_of(there, "(3 alerts)", "Numbers of the page")["payload"]
+        assert page["severity"] == "critical"
+        assert page["class"] == "VerlZ"
+        details = page["custom_details"]
+        assert details["numbers"] == "Numbers of the page."
+        assert details["findings"] == "Found: the page."
+        assert details["others"] == '2 more: see "alerts"'
+        assert details["alerts"].count("Run run-mixed: ") == 3
+        slack = slack_of(there, "(3 alerts)")
+        assert slack["title"].startswith("🔴 CRITICAL")
+        assert slack["color"] == "danger"
+        # When the page is over, the message is about what still fires.
+        there.post(alert("VerlZ", "critical", run, ended=True))
+        assert slack_of(there, "(2 alerts)")["title"].startswith("🟡 WARNING")
+        details = pagerduty_of(there, "(2 alerts)")["payload"]["custom_details"]
+        assert (details["numbers"], details["others"]) == ("Numbers of a ticket.", '1 more: see "alerts"')
 
 
 def test_a_ticket_goes_to_people_in_office_hours(shown: Stage) -> None:
@@ -297,8 +365,9 @@ def test_no_ticket_silences_a_page_however_they_meet(shown: Stage, ticket: str, 
 def test_a_cause_is_heard_beside_the_page_that_it_explains(shown: Stage) -> None:
     run = "run-with-a-cause"
     names = ("VerlGPUXidErrors", "VerlGPUHot", "VerlGPULost", "VerlMemoryExhaustion", "VerlRecoveryBudgetSpent")
+    shown.post(alert("VerlTrainerExited", "critical", run, detector="trainer_exited"))
+    slack_of(shown, run)
     shown.post(
-        alert("VerlTrainerExited", "critical", run, detector="trainer_exited"),
         *(alert(name, "warning", run, summary=f"{run}: this is {name}") for name in names),
         alert("VerlCheckpointStale", "warning", run, summary=f"{run}: follows"),
     )
