@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from exporter.bundle import foreign
+from exporter.bundle.values import VALUES
 from exporter.service.exposition.families import FAMILIES
 
 Labels = frozenset[str] | None
@@ -47,6 +48,20 @@ def of_the_monitoring() -> dict[str, Labels]:
     return found
 
 
+def _kinds() -> dict[str, str]:
+    """Sample to ``counter`` or ``gauge``, of all but summaries' quantiles."""
+    found = {name: "gauge" for name in foreign.GAUGES | foreign.OF_A_SCRAPE | foreign.OF_ALERTS}
+    found |= {name: "counter" for name in foreign.COUNTERS}
+    for name in foreign.SUMMARIES | foreign.HISTOGRAMS:
+        found |= {f"{name}_{part}": "counter" for part in ("sum", "count", "bucket")}
+    for family in FAMILIES:
+        if family.kind in ("histogram", "summary"):
+            found |= {f"{family.name}_{part}": "counter" for part in ("sum", "count", "bucket")}
+        else:
+            found[family.sample] = "counter" if family.kind == "counter" else "gauge"
+    return found
+
+
 class Known:
     """Metrics that an expression may name.
 
@@ -57,6 +72,7 @@ class Known:
 
     def __init__(self, recorded: Mapping[str, Labels], allowed: Iterable[re.Pattern[str]] = ()) -> None:
         self._allowed = tuple(allowed)
+        self._kinds = {name: kind for name, kind in _kinds().items() if name not in recorded}
         self._labels: dict[str, Labels] = {**of_the_monitoring(), **recorded}
         for name, labels in exported().items():
             # Of what several of them export under one name (process_…) either's labels may be meant.
@@ -68,6 +84,14 @@ class Known:
 
     def labels(self, name: str) -> Labels:
         return self._labels.get(name)
+
+    def kind(self, name: str) -> str | None:
+        """``counter`` or ``gauge``; ``None`` where that is not known, as of what a rule records."""
+        return self._kinds.get(name)
+
+    def values(self, name: str, label: str) -> frozenset[str] | None:
+        """What a label may be; ``None`` where that is not fixed."""
+        return VALUES.get((name, label)) if name in self._kinds else None
 
     def __contains__(self, name: str) -> bool:
         return name in self._labels or any(pattern.fullmatch(name) for pattern in self._allowed)

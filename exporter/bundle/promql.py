@@ -20,6 +20,9 @@ LONGEST: Final = 4000
 MOST_OPERATORS: Final = 250
 """In one expression, brackets among them. The parser's time and stack grow with how deep they are nested."""
 
+FILLER: Final = "x"
+"""Stands for a variable within strings."""
+
 MARKER: Final = "verl_any_value"
 """Stands for a variable outside of strings and brackets, where a number does not fit."""
 
@@ -36,6 +39,8 @@ _STRING: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`[^`]*`")
 _OPERATOR: Final = re.compile(r"[-+*/%^<>(\[{]|==|\b(?:and|or|unless|atan2)\b")
 _SETS: Final = frozenset({"and", "unless", "or"})
 _KEEPS_ONE: Final = frozenset({"topk", "bottomk", "limitk", "limit_ratio"})
+_OF_COUNTERS: Final = frozenset({"rate", "irate", "increase", "resets"})
+_OF_GAUGES: Final = frozenset({"delta", "idelta", "deriv", "predict_linear", "holt_winters"})
 _NO_LABELS: Final = frozenset({"vector", "scalar", "time", "pi"})
 
 
@@ -61,7 +66,7 @@ def filled(expression: str, otherwise: str = "1") -> str:
         variable = _VARIABLE.match(expression, at) if character in "$[" else None
         if variable:
             name = next(name for name in variable.groups() if name)
-            parts.append("x" if quote else _value(name, brackets > 0, otherwise))
+            parts.append(FILLER if quote else _value(name, brackets > 0, otherwise))
             at = variable.end()
             continue
         if quote:
@@ -159,7 +164,21 @@ class Asked:
             return None
         labels = self._known.labels(name)
         self._are_there([m.name for m in matchers if m.name != "__name__"], labels, name)
+        for matcher in matchers:
+            self._has_value(name, matcher)
         return labels
+
+    def _has_value(self, name: str, matcher: Any) -> None:
+        known = self._known.values(name, matcher.name)
+        # Where a variable of a dashboard or a verb of a template stood, any value may come.
+        if known is None or not matcher.value or FILLER in matcher.value:
+            return
+        asked = Matcher(name, matcher.value, _op(matcher) in ("Re", "NotRe"))
+        if not asked.any_of(known):
+            hint = nearest(matcher.value, sorted(known))
+            self._say(
+                f"{matcher.name} of {name} is never {matcher.value}: it is one of {listed(sorted(known), 30)}{hint}."
+            )
 
     def _are_there(self, wanted: list[str], labels: Labels, what: str) -> None:
         if labels is None:
@@ -195,6 +214,7 @@ class Asked:
         inner = [self.labels(arg) for arg in args if type(arg).__name__ not in ("StringLiteral", "NumberLiteral")]
         strings = [arg.val for arg in args if type(arg).__name__ == "StringLiteral"]
         first = inner[0] if inner else frozenset()
+        self._suits(name, args)
         if name in _NO_LABELS:
             return frozenset()
         if name in ("absent", "absent_over_time"):
@@ -212,6 +232,14 @@ class Asked:
         if name == "info":
             return None
         return inner[-1] if inner else frozenset()
+
+    def _suits(self, function: str, args: list[Any]) -> None:
+        """Functions of counters are for counters: of a gauge they take each fall for a restart."""
+        wanted = "counter" if function in _OF_COUNTERS else "gauge" if function in _OF_GAUGES else None
+        for arg in args if wanted else []:
+            name = getattr(getattr(arg, "vector_selector", None), "name", None) or ""
+            if self._known.kind(name) not in (None, wanted):
+                self._say(f"{function} is for a {wanted}, and {name} is a {self._known.kind(name)}.")
 
     def _binary(self, node: Any) -> Labels:
         left, right = self.labels(node.lhs), self.labels(node.rhs)

@@ -100,6 +100,42 @@ FAULTS: dict[str, tuple[Break, str, str, str]] = {
         "query",
         "no label le",
     ),
+    "a value that a label never has": (
+        target('verl_run_state{state="finishd"}'),
+        D,
+        "query",
+        "state of verl_run_state is never finishd",
+    ),
+    "a detector that there is not": (
+        target('verl_situation_open{detector="k1"}'),
+        D,
+        "query",
+        "detector of verl_situation_open is never k1",
+    ),
+    "a value in a pattern that a label never has": (
+        target('sum(verl_rollout_requests_total{outcome!~"failed|canceled"})'),
+        D,
+        "query",
+        "outcome of verl_rollout_requests_total is never failed|canceled",
+    ),
+    "a bucket that the histogram does not have": (
+        target('rate(verl_training_step_duration_seconds_bucket{le="31.0"}[5m])'),
+        D,
+        "query",
+        "le of verl_training_step_duration_seconds_bucket is never 31.0",
+    ),
+    "the rate of a gauge": (
+        target("rate(verl_sentinel_runs[5m])"),
+        D,
+        "query",
+        "rate is for a counter, and verl_sentinel_runs is a gauge",
+    ),
+    "the slope of a counter": (
+        target("delta(prometheus_notifications_dropped_total[5m])"),
+        D,
+        "query",
+        "delta is for a gauge, and prometheus_notifications_dropped_total is a counter",
+    ),
     "a pattern of names that fits none": (
         target('{__name__=~"verl_nothing_.*"}'),
         D,

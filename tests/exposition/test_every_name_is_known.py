@@ -12,11 +12,13 @@ import yaml
 from exporter_scene import Scene
 from pages import everything, rich, samples
 
+from exporter.bundle.values import VALUES
 from exporter.detectors.registry import build_detectors
 from exporter.service.exposition.families import FAMILIES, SIGNALS
 from exporter.service.exposition.text import UNITS
 from exporter.signals import SIGNALS as CANONICAL
 
+BUCKETS = "verl_training_step_duration_seconds_bucket"
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
 RULES = sorted((ROOT / "rules" / "prometheus").glob("*.rules.yml"))
@@ -138,3 +140,21 @@ def test_a_run_of_which_everything_is_known_shows_nearly_every_metric(scene: Sce
         "verl_sentinel_detector_faults",
         "verl_sentinel_notifications",
     }
+
+
+def test_a_label_with_fixed_values_has_no_others_on_the_page(scene: Scene) -> None:
+    """An expression that asks for another value is a finding of ``verl-sentinel check``."""
+    rich(scene)
+    # The detectors of this scene are made up.
+    seen = {
+        (name, label, value)
+        for name, pairs in samples(everything(scene).render().body.decode())
+        for label, value in pairs
+    }
+    fixed = [(name, label, value) for name, label, value in seen if (name, label) in VALUES and label != "detector"]
+    assert {(name, label) for name, label, _ in fixed} >= {
+        ("verl_run_state", "state"),
+        ("verl_incident_open", "severity"),
+    }
+    assert [one for one in fixed if one[2] not in VALUES[one[:2]]] == []
+    assert {value for name, label, value in fixed if (name, label) == (BUCKETS, "le")} == VALUES[BUCKETS, "le"]
