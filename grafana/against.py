@@ -94,7 +94,11 @@ class Prometheus:
         result, found = _QUERY_RESULT.fullmatch(query), _LABEL_VALUES.fullmatch(query)
         if result is not None:
             rows = self.get("query", query=result.group(1), time=times.end)
-            texts = ["{" + ",".join(f'{k}="{v}"' for k, v in one["metric"].items()) + "}" for one in rows]
+            # Grafana's own form of a row: the labels as they are, the value, the time in milliseconds.
+            labels = [",".join(f'{name}="{value}"' for name, value in one["metric"].items()) for one in rows]
+            texts = [
+                f"{{{one}}} {row['value'][1]} {times.end * 1000:.0f}" for one, row in zip(labels, rows, strict=True)
+            ]
             return [match.group(1) for match in (re.search(pattern.strip("/"), text) for text in texts) if match]
         if found is None:
             raise ValueError(f"{query!r} is neither label_values(series, label) nor query_result(query).")

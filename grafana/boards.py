@@ -258,7 +258,8 @@ def cohort(name: str, label: str, description: str, *, last: bool) -> model.Vari
     named = f"label_replace(verl_run_info{{{PROJECT}}}, `cohort`, `{NO_COHORT}`, `cohort`, ``)"
     query = _query(name, label, description, f"query_result(count by (cohort) ({named}))")
     order = model.VariableSort.ALPHABETICAL_DESC if last else model.VariableSort.ALPHABETICAL_ASC
-    return query.regex('/cohort="([^"]*)"/').sort(order).multi(False).include_all(False).build()
+    # Grafana writes the one label as it is, quotes in it too; the last quote and brace end it.
+    return query.regex('/^\\{cohort="(.*)"\\}/').sort(order).multi(False).include_all(False).build()
 
 
 def window(default: str) -> model.VariableModel:

@@ -84,4 +84,9 @@ def expanded(query: str, chosen: Mapping[str, Chosen], times: Times) -> str:
         name = found.group(1) or found.group(3)
         return own[name] if name in own else chosen[name].formatted(found.group(2) or "")
 
-    return _VARIABLE.sub(value, query)
+    def again(found: re.Match[str]) -> str:
+        """A newer Grafana looks a second time, and so into the values; what it does not know it leaves there."""
+        known = {*own, *chosen}
+        return value(found) if (found.group(1) or found.group(3)) in known else found.group()
+
+    return _VARIABLE.sub(again, _VARIABLE.sub(value, query))

@@ -22,10 +22,13 @@ _LESS_IS_BAD: tuple[Step, ...] = ((None, RED), (0.85, ORANGE), (0.95, GREEN))
 
 
 def members(name: str) -> str:
-    """1 for each run of a cohort, of a project that is chosen; the value of the variable is compared as it is."""
+    """1 for each run of a cohort, of a project that is chosen.
+
+    The cohort is compared after those that have none got a name, so it cannot be a matcher of the series.
+    """
     named = f"label_replace(verl_run_info{{{PROJECT}}}, `cohort`, `{NO_COHORT}`, `cohort`, ``)"
-    chosen = f"label_replace(vector(1), `cohort`, `${{{name}:raw}}`, ``, ``)"
-    return f"max by (run) ({named} * on (cohort) group_left () {chosen})"
+    marked = f"label_replace({named}, `member`, `yes`, `cohort`, `${{{name}:regex}}`)"
+    return f"max by (run) ({marked} and on (member) label_replace(vector(1), `member`, `yes`, ``, ``))"
 
 
 def mean(metric: str) -> Callable[[str], str]:

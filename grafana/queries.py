@@ -1,7 +1,9 @@
 """PromQL as the dashboards write it: which runs a query is about, and the few expressions that several panels share.
 
 Read by the modules of the dashboards. A variable stands in a raw string with the format ``regex``, because a run id may
-hold quotes, brackets or a slash, and Grafana's own escaping of a value leaves some of them as they are.
+hold any printable character. In a raw string all of them stand for themselves but the backtick, which ends it. What
+Grafana makes of a plain ``$run`` fits double quotes and breaks at a double quote, unless its server has the feature
+toggle ``prometheusSpecialCharsInLabelValues``; ``doublequote`` breaks at a backslash. No format holds for all.
 """
 
 from __future__ import annotations

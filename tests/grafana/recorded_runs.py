@@ -26,7 +26,7 @@ class PlayedRun:
     """
 
     def __init__(
-        self, url: str, token: str, scenario: str, run_id: str, *, speed: float, cohort: str = "", gpus: int = 0
+        self, url: str, token: str, scenario: str, run_id: str, *, speed: float = 1.0, cohort: str = "", gpus: int = 0
     ) -> None:
         self._url, self._token = url + PUSH_PATH, token
         self._batches = read(RECORDINGS / f"{scenario}.jsonl.gz").lines
@@ -46,6 +46,14 @@ class PlayedRun:
             self._pushed += 1
             if any(step.step >= last_step for step in line.batch.steps):
                 return
+
+    def push_steps(self, last_step: int) -> None:
+        """Push only what has steps, at once."""
+        for line in self._batches:
+            if line.batch.steps:
+                self._push(line.batch)
+                if any(step.step >= last_step for step in line.batch.steps):
+                    return
 
     def _push(self, batch: Batch) -> None:
         gpus = [self._reading(index) for index in range(self._gpus)] if batch.sender.role == "trainer" else []
