@@ -41,9 +41,9 @@ def follow(
 ) -> None:
     """Push what verl logs into a file, so that a run that nobody instrumented can be watched."""
     import signal
-    import threading
     import time
 
+    from exporter.cli.ending import Ending
     from exporter.follow.delivery import Delivery
     from exporter.follow.follower import Follower, Wanted
     from exporter.follow.naming import run_named
@@ -57,9 +57,7 @@ def follow(
     if packed and not once:
         stop(f"{path} is packed, so it does not grow: give --once with it.", 2)
     run = run_named(path, run_id=run_id, project=project, experiment=experiment, cohort=cohort)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = Ending(signal.SIGTERM, signal.SIGINT)
     try:
         places = PlaceFile(state_dir or default_folder(), url, run.run_id)
     except PlaceUnusable as error:

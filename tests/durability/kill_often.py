@@ -179,7 +179,10 @@ def free_port() -> int:
 
 def seen(exporter: ExporterProcess) -> dict[str, Any]:
     """What an exporter says of the runs, without what depends on the moment: times, and what live detectors say."""
-    moments = ("verl_last_push_timestamp", "verl_phase_open_seconds", "verl_run_time_seconds")
+    moments = (
+        *("verl_last_push_timestamp", "verl_last_step_timestamp", "verl_checkpoint_last_saved_timestamp"),
+        *("verl_checkpoint_last_verified_timestamp", "verl_phase_open_seconds", "verl_run_time_seconds"),
+    )
     lines = exporter.get("/metrics").body.decode().splitlines()
     found: dict[str, Any] = dict(
         line.rsplit(" ", 1)
