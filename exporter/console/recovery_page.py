@@ -3,7 +3,7 @@
 
 A decision takes two steps: a page that says what will happen, and the form on it. The form brings along what the person
 saw: the stage, and the checkpoint that was the target. Where either is another by then, nothing is done, and the page
-says so and shows what there is now.
+says so and shows what there is now. Only an abort holds in whatever stage the recovery has come to meanwhile.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             raise no_recovery(form.get("id", ""))
         # From here to the engine nothing is awaited: what is compared is what is decided on.
         if not shown.decided_already(found, decision, who):
-            stale = shown.moved(found, form.get("stage", ""), form.get("target", ""))
+            stale = shown.moved(found, decision, form.get("stage", ""), form.get("target", ""))
             if stale:
                 return visitor.go_to(PATH, id=found.id, stale=stale)
             carry_out(decision, found, who)

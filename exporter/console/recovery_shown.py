@@ -152,12 +152,13 @@ def trained_again(recovery: Recovery, step: int | None) -> tuple[int, int] | Non
     return (target + 1, last) if last > target else None
 
 
-def moved(recovery: Recovery, stage: str, target: str) -> Literal["", "stage", "target"]:
+def moved(recovery: Recovery, decision: str, stage: str, target: str) -> Literal["", "stage", "target"]:
     """Whether the recovery is another than the page showed on which somebody decided.
 
-    ``target`` is the planned step as text, empty where there was none.
+    ``target`` is the planned step as text, empty where there was none. Who aborts wants an end of it, however far it has
+    come while the question was read: a supervisor goes from stage to stage within seconds.
     """
-    if recovery.stage != stage:
+    if recovery.stage != stage and not (decision == "abort" and "abort" in may(recovery)):
         return "stage"
     planned = "" if recovery.planned_target_step is None else str(recovery.planned_target_step)
     return "" if planned == target else "target"

@@ -220,6 +220,30 @@ def test_an_abort_is_shown_in_every_stage(
     assert not ada.get("/console/run", id=run.run).has("A recovery was aborted")
 
 
+def test_an_abort_holds_when_the_recovery_goes_on_while_its_question_is_read(acting: ExporterProcess) -> None:
+    run = broken(acting, "abort while it moves")
+    recovery = run.recovery()
+    assert run.supervisor().command is not None
+    ada = Person(acting.url, "ada")
+    form = ada.question(recovery, "abort").form()
+    run.report(recovery, "stopping", running=True)
+    page = ada.post("/console/recovery/decide", form)
+    assert (page.stage(), 'id="notice"' in page.text) == ("aborted", False)
+    assert page.has("ada aborted it while it was stopping.")
+
+
+def test_an_abort_of_what_has_ended_meanwhile_does_nothing_and_says_so(acting: ExporterProcess) -> None:
+    run = broken(acting, "abort too late")
+    recovery = run.recovery()
+    assert run.supervisor().command is not None
+    ada = Person(acting.url, "ada")
+    form = ada.question(recovery, "abort").form()
+    run.report(recovery, "failed", running=True)
+    page = ada.post("/console/recovery/decide", form)
+    assert (page.stage(), page.has("It has moved on since you looked")) == ("failed", True)
+    assert not lines_of(run, "ada")
+
+
 def test_the_progress_is_shown_with_times_and_healthy_steps(acting: ExporterProcess) -> None:
     run = broken(acting, "progress")
     recovery = run.recovery()
