@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
@@ -61,6 +62,8 @@ def incident_pages(console: Console) -> list[HTTPRouteHandler]:
             incident=one,
             it=it,
             run_id=run.state.run_id,
+            then=then_of(it),
+            sure=sure,
             to_acknowledge=[found for found in it.findings if found.state == "opened"],
             drawings=drawings,
             why_not=why_not,
@@ -138,6 +141,24 @@ def _find(console: Console, incident_id: str) -> tuple[WatchedRun, Incident, Gro
         raise Refused("not_found", message, status=404)
     group = next((group for group in run.groups() if any(found.id == one.id for found in group.incidents)), None)
     return run, one, group if group is not None else Group(one)
+
+
+def then_of(it: Situation) -> list[tuple[str, int]]:
+    """The signals that joined after the first finding, each with the step since which it shows something."""
+    since: dict[str, int] = {}
+    for found in it.findings[1:]:
+        if found.signal != it.findings[0].signal:
+            since.setdefault(found.signal, found.onset)
+    return list(since.items())
+
+
+def sure(confidence: float) -> float:
+    """Rounded down to a hundredth, as in a headline: only what is certain has a confidence of 100 %.
+
+    >>> sure(0.9996), sure(1.0)
+    (0.99, 1.0)
+    """
+    return math.floor(confidence * 100) / 100 if math.isfinite(confidence) else confidence
 
 
 def _milliseconds(at: float) -> int:

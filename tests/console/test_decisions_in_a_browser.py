@@ -110,6 +110,23 @@ def test_nothing_sticks_out_of_a_phone(exporter: ExporterProcess, waiting: Broke
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, where
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_leads_to_the_decision_is_on_the_first_screen_of_a_phone(
+    exporter: ExporterProcess, waiting: BrokenRun, page_of: Any, language: str
+) -> None:
+    page, recovery = page_of(**PHONE), waiting.recovery()
+    for path, query, button in (
+        ("/console/run", {"id": waiting.run}, "#to-plan"),
+        ("/console/incident", {"id": waiting.incident()}, "#to-recovery"),
+        ("/console/recovery", {"id": recovery}, "#decide-approve"),
+        ("/console/recovery/decide", {"id": recovery, "do": "approve"}, "#confirm"),
+    ):
+        page.goto(address(exporter, path, **query, lang=language))
+        box = page.locator(button).bounding_box()
+        assert box is not None, path
+        assert box["y"] + box["height"] <= PHONE["viewport"]["height"], (path, box)  # type: ignore[index]
+
+
 def test_a_plan_is_approved_with_the_keyboard_alone(exporter: ExporterProcess, page_of: Any) -> None:
     run = broken(exporter, "keyboard")
     page = page_of()

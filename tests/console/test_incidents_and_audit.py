@@ -11,6 +11,7 @@ import pytest
 from decision_scene import RUN, BrokenRun, Page, Person, broken, watching
 from exporter_process import ExporterProcess, wait_for
 
+from exporter.console.incident_page import sure
 from exporter.protocol import AttemptExited, AttemptStarted, RunStarted
 
 
@@ -77,7 +78,15 @@ def test_an_incident_says_what_it_is_and_what_was_done(approving: ExporterProces
     ):
         assert page.has(text), text
     assert page.text.count('<tr role="row" data-incident=') >= 3
+    assert "confidence 1.00" not in page.text, "its own headline repeats what is above it"
+    then = re.search(r'id="then">(.*?)</p>', page.text)
+    assert then is not None
+    assert "KL to the reference (step 32)" in then[1]
     assert page.has(f'href="/console/recovery?id={run.recovery()}"')
+
+
+def test_a_confidence_is_rounded_down_as_in_a_headline() -> None:
+    assert [sure(0.9996), sure(1.0), sure(0.0)] == [0.99, 1.0, 0.0]
 
 
 def test_acknowledging_one_or_all_says_who(approving: ExporterProcess) -> None:
