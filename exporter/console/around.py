@@ -20,8 +20,9 @@ MOST_ROWS: Final = 160
 
 WIDTH: Final = 420
 HEIGHT: Final = 180
-LEFT: Final = 56
-"""Room for the numbers at the side; the others are for those below, and for marks."""
+LEFT: Final = 80
+"""Room for the numbers at the side, ``-0.001235`` and ``-1.23e-12`` among them; the others are for those below, and
+for marks."""
 BOTTOM: Final = 22
 TOP: Final = 12
 RIGHT: Final = 10
@@ -77,6 +78,10 @@ class Drawing:
     up: Sequence[Tick]
     rows: Sequence[tuple[int, float | None, float | None, float | None]]
     """Step, value, and the band: the same for who does not see the picture."""
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    width: int = WIDTH
+    height: int = HEIGHT
 
 
 def around(traces: Traces, marked: Sequence[Marked]) -> list[Around]:

@@ -50,6 +50,7 @@ class Shown:
             "ago": self.ago,
             "when": self.when,
             "amount": self.amount,
+            "tick": self.tick,
         }
 
     def number(self, value: float | None) -> str:
@@ -109,11 +110,24 @@ class Shown:
         """Bytes with a binary prefix."""
         if value is None or not math.isfinite(value):
             return DASH
+        return self._prefixed(value, ".1f")
+
+    def _prefixed(self, value: float, spelling: str) -> str:
         for prefix in _PREFIXES:
             if abs(value) < 1024 or prefix == _PREFIXES[-1]:
                 break
             value /= 1024
-        return f"{value:.0f} B" if not prefix else f"{value:.1f} {prefix}B"
+        return f"{value:.0f} B" if not prefix else f"{value:{spelling}} {prefix}B"
+
+    def tick(self, value: float, unit: str = "") -> str:
+        """A number at the side of a drawing, in nine characters at most."""
+        if unit == "bytes":
+            return self._prefixed(value, ".4g")
+        if abs(value) < 1e6 or not math.isfinite(value):
+            return self.number(value)
+        mantissa, _, exponent = f"{value:.3e}".partition("e")
+        digits = mantissa.rstrip("0").rstrip(".") if abs(value) < 1e10 else f"{float(mantissa):.3g}"
+        return f"{digits}e{int(exponent)}"
 
     def _unit(self, value: float, name: str) -> str:
         return str(format_unit(value, f"duration-{name}", length="narrow", locale=self._locale))
