@@ -8,20 +8,21 @@ With ``span=recent`` it is what memory has, at once. Otherwise the whole run, ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from exporter.app.run_routes import no_run
+from exporter.console.kept import Kept
 from exporter.console.sending import AnyRequest, Sent
 from exporter.console.visiting import Console
 from exporter.detectors.setup import RunSetup
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
     from exporter.console.picture import Finding, Save
     from exporter.console.traces import Traces
 
-KEPT_RUNS: Final = 3
-"""Whose traces stay in memory: some megabytes each where the run is long."""
 MOST_WAITING: Final = 6
-"""Pages that wait for the thread. Who comes then is asked to come again."""
+"""Different things that wait for the thread. Who asks for one more is asked to come again."""
 POINTS: Final = 600
 """Of a series, where the address does not say."""
 JSON: Final = "application/json"
@@ -73,15 +72,32 @@ def series_pages(console: Console) -> list[HTTPRouteHandler]:
         if run is None:
             raise no_run(run_id)
         points = visitor.asked("points")
-        body = await made.of(
+        work = made.of(
             run,
             points=int(points) if points.isdecimal() and len(points) < 6 else POINTS,
             recent=visitor.asked("span") == "recent",
             known=visitor.asked("known"),
         )
+        body = await unless_gone(request, work)
         return await Sent(body, JSON, cookies=visitor.cookies).response(request)
 
     return [series]
+
+
+async def unless_gone(request: AnyRequest, work: Coroutine[Any, Any, bytes]) -> bytes:
+    """What ``work`` gives; it is cancelled, and the answer empty, when the browser does not wait for it any more."""
+    made, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((made, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await made if made.done() else b""
+    finally:
+        for one in (made, gone):
+            one.cancel()
+
+
+async def _gone(request: AnyRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def series_of(console: Console) -> Series:
@@ -91,6 +107,14 @@ def series_of(console: Console) -> Series:
     return _MADE[console]
 
 
+class _Job:
+    """Something for the thread, and how many wait for it."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self.future = future
+        self.waiting = 0
+
+
 class Series:
     """The traces of the runs that were looked at last."""
 
@@ -98,9 +122,9 @@ class Series:
         self._plan = console.exporter.config.detector_plan()
         self._archive = Archive(Path(console.exporter.config.data_dir))
         self._thread = ThreadPoolExecutor(1, "console")
-        self._traces: OrderedDict[str, tuple[weakref.ref[WatchedRun], Traces]] = OrderedDict()
+        self._kept = Kept()
         self._stopped: Callable[[], bool] = bool
-        self._waiting = 0
+        self._jobs: dict[Hashable, _Job] = {}
 
     async def of(self, run: WatchedRun, *, points: int, recent: bool, known: str) -> bytes:
         """The picture as JSON; ``known``: the version that the browser has, for which the answer is short. Raises
@@ -110,26 +134,42 @@ class Series:
             return msgspec.json.encode({"version": version, "unchanged": True})
         snapshot = _snapshot(run)
         work = self._recent if recent else self._whole
-        return await self._on_thread(lambda: work(snapshot, points, version))
+        # Of one run object: a run that was forgotten may come again under its id.
+        key = (id(run), points, recent, version)
+        return await self._on_thread(key, lambda: work(snapshot, points, version))
 
     async def ask(self, run: WatchedRun, question: Callable[[Traces], _T]) -> _T:
         """Ask for something of the run's traces; same errors."""
         snapshot = _snapshot(run)
-        return await self._on_thread(lambda: question(self._traces_of(snapshot)))
+        return await self._on_thread(object(), lambda: question(self._traces_of(snapshot)))
 
-    async def _on_thread(self, work: Callable[[], _T]) -> _T:
-        if self._waiting >= MOST_WAITING:
-            raise Refused("busy", "Too many charts are being made: ask again.", status=429, retry_after=2)
-        self._waiting += 1
-        loop = asyncio.get_running_loop()
-        # The program ends when the thread does: that must not wait for a long run to be read.
-        self._stopped = loop.is_closed
+    async def _on_thread(self, key: Hashable, work: Callable[[], _T]) -> _T:
+        """Equal questions are asked once. What nobody waits for any more leaves the queue."""
+        job = self._jobs.get(key)
+        if job is None:
+            if len(self._jobs) >= MOST_WAITING:
+                raise Refused("busy", "Too many charts are being made: ask again.", status=429, retry_after=2)
+            # The program ends when the thread does: that must not wait for a long run to be read.
+            self._stopped = asyncio.get_running_loop().is_closed
+            job = self._jobs[key] = _Job(self._thread.submit(work))
+        job.waiting += 1
         try:
-            return await loop.run_in_executor(self._thread, work)
+            found: _T = await asyncio.shield(asyncio.wrap_future(job.future))
+            return found
         except JournalUnavailable as error:
             raise Refused("journal", str(error), status=503, retry_after=5) from None
         finally:
-            self._waiting -= 1
+            job.waiting -= 1
+            # One that is being worked on is not cancelled: its traces are kept for who comes next.
+            if job.future.done() or (not job.waiting and job.future.cancel()):
+                self._forget(key, job)
+            elif not job.waiting:
+                loop = asyncio.get_running_loop()
+                job.future.add_done_callback(lambda _: _soon(loop, lambda: self._forget(key, job)))
+
+    def _forget(self, key: Hashable, job: _Job) -> None:
+        if self._jobs.get(key) is job:
+            del self._jobs[key]
 
     def _recent(self, it: _Snapshot, points: int, version: str) -> bytes:
         traces = self._fresh(it, judged=False)
@@ -142,9 +182,8 @@ class Series:
     def _traces_of(self, it: _Snapshot) -> Traces:
         from exporter.console.traces import Gap
 
-        run_id = it.run.state.run_id
-        of_run, traces = self._traces.pop(run_id, (None, None))
-        if traces is None or of_run is None or of_run() is not it.run:
+        traces = self._kept.get(it.run)
+        if traces is None:
             traces = self._read(it)
         else:
             traces.now_known(it.setup, it.resumes)
@@ -152,10 +191,7 @@ class Series:
                 traces.go_on(it.newest)
             except Gap:
                 traces = self._read(it)
-        # Not the run itself: it may leave memory, and it may be forgotten.
-        self._traces[run_id] = (weakref.ref(it.run), traces)
-        while len(self._traces) > KEPT_RUNS:
-            self._traces.popitem(last=False)
+        self._kept.put(it.run, traces)
         return traces
 
     def _read(self, it: _Snapshot) -> Traces:
@@ -171,6 +207,11 @@ class Series:
         from exporter.console.traces import Traces
 
         return Traces(self._plan().step if judged else (), it.setup, it.trainer, it.resumes, self._stopped)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the exporter has ended meanwhile
+        loop.call_soon_threadsafe(work)
 
 
 def version_of(run: WatchedRun) -> str:

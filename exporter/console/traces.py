@@ -30,6 +30,8 @@ MOST_ROWS: Final = 40_000
 """Of a longer run the oldest steps go."""
 MOST_LOST: Final = 200
 """Values of one signal that are not finite and are shown as such: the newest."""
+_DETECTORS_BYTES: Final = 512 * 1024
+"""What the detectors of one run remember, generously."""
 WORK_SECONDS: Final = 0.004
 REST_SECONDS: Final = 0.002
 """After so much work the thread rests as long: who pushes must not notice that somebody looks."""
@@ -131,6 +133,12 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of memory, about."""
+        columns = len(self.values) + 3 * len(self.bands)
+        return _DETECTORS_BYTES + len(self) * (3 * 8 + 4 * columns)
 
     def now_known(self, setup: RunSetup, resumes: Mapping[int, int | None]) -> None:
         """A new attempt may have been configured anew."""
