@@ -200,8 +200,10 @@ class Visitor:
 
     @property
     def path(self) -> str:
-        """Path of the page as it was asked for, percent-encoded."""
-        return bytes(self.request.scope["raw_path"]).partition(b"?")[0].decode("latin-1")
+        """Path of the page as it was asked for, percent-encoded; with one slash at its start, as a link to
+        ``//console`` would lead to a machine of that name."""
+        given = bytes(self.request.scope["raw_path"]).partition(b"?")[0].decode("latin-1")
+        return "/" + given.lstrip("/\\")
 
     @property
     def here(self) -> str:

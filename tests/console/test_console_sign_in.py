@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.parse
 from http.cookies import SimpleCookie
 from pathlib import Path
 
@@ -177,6 +178,20 @@ def test_a_link_from_elsewhere_gets_past_the_cookie_that_the_browser_keeps_back(
     page = Visitor(guarded.url).get("/console/run?id=%22%3E<x", Sec_Fetch_Site="cross-site")
     assert page.status == 200
     assert '<meta http-equiv="refresh" content="0; url=/console/run?id=%22%3E&lt;x">' in page.text
+
+
+@pytest.mark.parametrize("path", ["//console/run?id=x", "///console/?q=1"])
+def test_a_path_with_slashes_too_many_leads_to_no_other_machine(guarded: ExporterProcess, path: str) -> None:
+    """``//console/run`` in a link is the machine ``console``."""
+    fresh = Visitor(guarded.url)
+    arrival = fresh.get(path, Sec_Fetch_Site="cross-site")
+    sign_in = fresh.get(path)
+    fresh.sign_in()
+    inside = fresh.get(path)
+    for page in (arrival, sign_in, inside):
+        assert '="//' not in page.text
+        assert "url=//" not in page.text
+        assert "//console" not in urllib.parse.unquote(page.headers.get("location", ""))
 
 
 def test_a_script_is_told_that_nobody_is_signed_in(guarded: ExporterProcess) -> None:
