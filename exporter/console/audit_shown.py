@@ -13,6 +13,7 @@ from exporter.recovery.record import AuditEntry
 KINDS: Final[Mapping[str, str]] = {
     "planned": N_("Planned"),
     "awaiting_approval": N_("Waits for approval"),
+    "approved": N_("Approved"),
     "commanded": N_("Told to the supervisor"),
     "stopping": N_("Stopping"),
     "starting": N_("Starting"),
@@ -21,6 +22,8 @@ KINDS: Final[Mapping[str, str]] = {
     "failed": N_("Failed"),
     "refused": N_("Refused"),
     "aborted": N_("Aborted"),
+    "abort_reported": N_("Abort: reported"),
+    "abort_overdue": N_("Abort: no answer"),
     "observed": N_("Only observed"),
     "acknowledged": N_("Acknowledged"),
     "forgotten": N_("Run forgotten"),

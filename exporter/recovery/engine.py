@@ -20,7 +20,7 @@ from exporter.recovery.judging import AlertJudge
 from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough, made_anew, spent_times
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
-from exporter.recovery.sentences import summary
+from exporter.recovery.sentences import kind, summary
 from exporter.recovery.store import RecoveryStore
 
 BLIND_SECONDS = 30.0
@@ -288,7 +288,7 @@ class RecoveryEngine:
         changed = difference(old, new)
         # A step that is only counted is no decision; the count is in the line of the stage that it leads to.
         if new.stage != old.stage or not set(changed) <= {"last_step", "last_healthy_at", "healthy_steps"}:
-            self._store.note(now, new.run_id, new.id, new.stage, summary(old, new, changed), data=changed)
+            self._store.note(now, new.run_id, new.id, kind(old, new), summary(old, new, changed), data=changed)
         return new
 
     def _withdraw(self, facts: RunFacts, now: float) -> None:

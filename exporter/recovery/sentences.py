@@ -1,4 +1,4 @@
-"""The sentence of an audit line: what a change of a recovery's record means for a person. Pure; called by the engine.
+"""Kind and sentence of an audit line: what a change of a recovery's record means for a person. Pure; called by the engine.
 
 The numbers are in the line's data; here is what happened, in the words of somebody who tells it.
 """
@@ -11,12 +11,25 @@ from typing import Any
 from exporter.recovery.record import Recovery
 
 
+def kind(old: Recovery, new: Recovery) -> str:
+    """What happened: what a person decided, what was reported on an aborted recovery, else the stage it is in."""
+    if new.acknowledged_by != old.acknowledged_by:
+        return "acknowledged"
+    if new.stage == "commanded" and new.resolved_by != old.resolved_by:
+        return "approved"
+    if old.stage == new.stage == "aborted":
+        return "abort_overdue" if new.abort_overdue and not old.abort_overdue else "abort_reported"
+    return new.stage
+
+
 def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     """``changed``: of :func:`exporter.recovery.record.difference`."""
     if new.acknowledged_by != old.acknowledged_by:
         return f"{new.acknowledged_by} acknowledged it."
-    if "outcome" in changed or (new.stage == "aborted" and new.abort_answered != old.abort_answered):
+    if "outcome" in changed:
         return new.outcome
+    if new.stage == "aborted" and new.abort_answered != old.abort_answered:
+        return "The supervisor has answered the abort."
     times = changed.get("times", {})
     if new.stage != old.stage:
         return _entered(old, new)

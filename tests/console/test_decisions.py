@@ -36,6 +36,10 @@ def lines_of(run: BrokenRun, who: str) -> list[Any]:
     return [line for line in run.audit() if who in str(line["data"]) and who in line["summary"]]
 
 
+def lines_of_kind(page: Page) -> list[str]:
+    return re.findall(r'data-kind="(\w+)"', page.text)
+
+
 def test_the_plan_says_why_what_will_be_different_and_which_checkpoint(approving: ExporterProcess) -> None:
     run = broken(approving, "the plan")
     page = Person(approving.url, "ada").get("/console/recovery", run="the plan")
@@ -217,6 +221,8 @@ def test_an_abort_is_shown_in_every_stage(
     assert "ada aborted it while it was" in line["summary"]
     assert ada.get("/console/run", id=run.run).has("A recovery was aborted: until that is acknowledged")
     assert ada.decide(recovery, "acknowledge").has("ada acknowledged it.")
+    for kind in ("aborted", "acknowledged"):
+        assert lines_of_kind(ada.get("/console/audit", recovery=recovery, kind=kind)) == [kind]
     assert not ada.get("/console/run", id=run.run).has("A recovery was aborted")
 
 
@@ -296,7 +302,7 @@ def test_without_tokens_the_form_asks_for_a_name(tmp_path_factory: pytest.TempPa
         assert stage(run, recovery) == "awaiting_approval"
         page = person.decide(recovery, "approve", who="Grace 王")
         assert page.stage() == "commanded"
-        assert [line["summary"] for line in run.audit() if line["kind"] == "commanded"] == ["Grace 王 approved it."]
+        assert [line["summary"] for line in run.audit() if line["kind"] == "approved"] == ["Grace 王 approved it."]
         assert html.escape("Grace 王") in person.question(recovery, "abort").text, "it is remembered"
 
 

@@ -155,7 +155,7 @@ def test_two_quick_clicks_are_one_decision(exporter: ExporterProcess, page_of: A
     page.locator("#confirm").dblclick()
     page.wait_for_selector('#stage [data-stage="commanded"]')
     assert page.locator("#notice").count() == 0
-    assert [line["summary"] for line in run.audit() if line["kind"] == "commanded"] == ["Ada approved it."]
+    assert [line["summary"] for line in run.audit() if line["kind"] == "approved"] == ["Ada approved it."]
 
 
 def test_the_page_follows_the_recovery_and_says_so_to_a_screen_reader(exporter: ExporterProcess, page_of: Any) -> None:

@@ -260,3 +260,26 @@ def test_the_outcome_is_counted(scene: Scene) -> None:
     state = scene.engine.state_of(RUN)
     assert (state.outcomes, state.active, state.in_progress) == ({"aborted": 1}, None, False)
     assert scene.engine.spent_times(RUN) == (recovery.times.commanded,)
+
+
+def test_each_line_of_an_abort_is_of_the_kind_of_what_happened(scene: Scene) -> None:
+    recovery = begun(scene, "accepted", "stopping")
+    scene.engine.abort(recovery.id, "ada", scene.now)
+    scene.report(recovery, "stopped")
+    answer(scene, recovery, "failed", running=False)
+    scene.engine.acknowledge(recovery.id, "bob", scene.now)
+    lines = [(it.kind, it.summary) for it in reversed(scene.engine.audit()) if it.recovery_id == recovery.id]
+    lines = lines[[kind for kind, _ in lines].index("aborted") :]
+    assert [kind for kind, _ in lines] == ["aborted", "abort_reported", "abort_reported", "acknowledged"]
+    said = [sentence for _, sentence in lines]
+    assert len(set(said)) == len(said), "no line says what the one before said"
+    assert said[-2:] == ["The supervisor has answered the abort.", "bob acknowledged it."]
+
+
+def test_that_nobody_answers_an_abort_is_a_line_of_its_own_kind(scene: Scene) -> None:
+    recovery = begun(scene, "accepted")
+    scene.engine.abort(recovery.id, "ada", scene.now)
+    for _ in range(400):
+        scene.now += 10
+        scene.engine.tick({}, scene.now)
+    assert scene.kinds().count("abort_overdue") == 1
