@@ -129,6 +129,36 @@ def test_no_page_has_a_serious_barrier(browser: Any, console: ExporterProcess, s
     watched.close()
 
 
+@needs_axe
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_run_meets_wcag_2_2_on_a_desk_and_in_a_hand(browser: Any, console: ExporterProcess, width: int) -> None:
+    watched = Watched(browser, console.url, viewport={"width": width, "height": 740}, reduced_motion="reduce")
+    page = opened(watched, PAGES["run"])
+    page.evaluate(AXE.read_text())
+    tags = [f"wcag{level}" for level in ("2a", "2aa", "21a", "21aa", "22aa")]
+    rules = '{ "landmark-unique": { enabled: true }, "target-size": { enabled: true } }'
+    tagged = page.evaluate(f"axe.run(document, {{ runOnly: {tags}, rules: {rules} }})")
+    found = [(one["id"], [node["html"][:200] for node in one["nodes"]][:5]) for one in tagged["violations"]]
+    passed = {one["id"] for one in tagged["passes"]}
+    assert found == []
+    assert {"target-size", "landmark-unique"} <= passed
+    links = page.evaluate("[...document.querySelectorAll('.found a')].map((one) => one.getBoundingClientRect().height)")
+    assert links
+    assert min(links) >= 24
+    watched.close()
+
+
+def test_checkpoints_and_gpus_can_be_read_on_a_phone(browser: Any, console: ExporterProcess) -> None:
+    watched = Watched(browser, console.url, viewport={"width": 360, "height": 740})
+    page = watched.go(run_path("grpo-qwen2.5-7b/seed-1"))
+    widths = page.evaluate(
+        "[...document.querySelectorAll('#checkpoints .saved-at, #gpus th.title')].map((one) => one.clientWidth)"
+    )
+    assert len(widths) == 5 + 8
+    assert min(widths) > 200
+    watched.close()
+
+
 def test_from_the_list_to_a_run_by_keys_alone(browser: Any, console: ExporterProcess) -> None:
     watched = Watched(browser, console.url)
     page = watched.go("/console/")
