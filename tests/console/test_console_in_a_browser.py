@@ -159,6 +159,51 @@ def test_checkpoints_and_gpus_can_be_read_on_a_phone(browser: Any, console: Expo
     watched.close()
 
 
+def test_the_foot_says_of_which_zone_the_times_are(browser: Any, console: ExporterProcess) -> None:
+    said = {}
+    for zone, language, scripts in (
+        ("Asia/Shanghai", "en-US", True),
+        ("Asia/Tehran", "zh-CN", True),
+        ("America/St_Johns", "en-US", True),
+        ("Asia/Shanghai", "en-US", False),
+    ):
+        watched = Watched(
+            browser,
+            console.url,
+            timezone_id=zone,
+            locale=language,
+            java_script_enabled=scripts,
+            reduced_motion="reduce",
+        )
+        watched.page.goto(f"{console.url}/console/")
+        if scripts:
+            watched.page.wait_for_selector(f"#zone:has-text('{zone}')")
+        said[zone, scripts] = watched.page.text_content("#zone")
+        assert watched.problems == []
+        watched.close()
+    assert said["Asia/Shanghai", True] == "times are in Asia/Shanghai (UTC+8)"
+    assert said["Asia/Tehran", True] == "时间为 Asia/Tehran (UTC+3:30)"
+    assert said["America/St_Johns", True].startswith("times are in America/St_Johns (UTC-")
+    assert said["Asia/Shanghai", False] == "times are in UTC"
+
+
+@pytest.mark.parametrize("theme", ["auto", "dark"])
+def test_paper_is_light_and_nothing_is_cut_off_or_to_be_pressed(
+    browser: Any, console: ExporterProcess, theme: str
+) -> None:
+    watched = Watched(browser, console.url, color_scheme="dark")
+    page = opened(watched, f"{PAGES['run']}&theme={theme}")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(media="print", color_scheme="dark")
+    printed = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (dark, printed) == ("rgb(15, 19, 23)", "rgb(245, 246, 247)")
+    seen = "[...document.querySelectorAll('form, button, .button, .top')].filter((one) => one.offsetHeight).length"
+    assert page.evaluate(seen) == 0
+    heights = page.evaluate("[...document.querySelectorAll('.tall')].map((one) => getComputedStyle(one).maxHeight)")
+    assert set(heights) == {"none"}
+    watched.close()
+
+
 def test_from_the_list_to_a_run_by_keys_alone(browser: Any, console: ExporterProcess) -> None:
     watched = Watched(browser, console.url)
     page = watched.go("/console/")

@@ -24,9 +24,12 @@ host.before(rangeSwitch());
 await load("recent");
 await load();
 document.addEventListener("live", () => load());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const { plot } of figures.values()) plot?.redraw();
-});
+// Paper is light whatever the screen is.
+for (const medium of ["(prefers-color-scheme: dark)", "print"]) {
+  matchMedia(medium).addEventListener("change", () => {
+    for (const { plot } of figures.values()) plot?.redraw();
+  });
+}
 
 async function load(span = "") {
   if (busy) return;

@@ -1,7 +1,7 @@
 // Keeps a page up to date: fetches it again every few seconds and replaces the elements marked data-live where they
 // changed. The page works without it.
 
-import { localise } from "./times.js";
+import { localise, sayZone } from "./times.js";
 
 const root = document.documentElement;
 const seconds = Number(root.dataset.every) || 0;
@@ -11,6 +11,7 @@ let timer = 0;
 let failures = 0;
 
 localise(document);
+sayZone();
 forgetSwitches();
 wire();
 
