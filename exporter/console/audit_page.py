@@ -11,9 +11,10 @@ from typing import Final
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from exporter.console.audit_shown import person_of, words_of
+from exporter.console.audit_shown import Folded, about, person_of, words_of
 from exporter.console.languages import N_
 from exporter.console.sending import AnyRequest
+from exporter.console.sentences_shown import retold
 from exporter.console.visiting import Console, Visitor
 from exporter.service.admission import Refused
 
@@ -61,11 +62,13 @@ def audit_pages(console: Console) -> list[HTTPRouteHandler]:
             title=N_("Audit log"),
             section="audit",
             wanted=wanted,
-            lines=lines,
+            lines=[Folded(line, 1) for line in lines],
             older=lines[-1].id if len(found) > PAGE_LINES else None,
             kinds=sorted(counts.items()),
             person_of=person_of,
             kind_words=words_of,
+            about=about,
+            retold=retold,
         )
 
     return [audit]

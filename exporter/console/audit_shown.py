@@ -4,7 +4,8 @@ some of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.console.languages import N_
@@ -60,3 +61,30 @@ def person_of(entry: AuditEntry) -> str:
         if isinstance(found, str) and found:
             return found
     return ""
+
+
+def about(entry: AuditEntry) -> tuple[str, str]:
+    """Name of the alert that a line is about, or of its detector, and the signal; both empty for other lines."""
+    alert = entry.data.get("alert")
+    labels = alert.get("labels") if isinstance(alert, dict) else None
+    if not isinstance(labels, dict):
+        return "", ""
+    return str(labels.get("alertname") or labels.get("detector") or ""), str(labels.get("signal") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The newest of lines that say the same, and how many they are."""
+
+    line: AuditEntry
+    count: int
+
+
+def folded(lines: Iterable[AuditEntry]) -> list[Folded]:
+    """Lines that say the same of the same, each once, at the place of the first."""
+    found: dict[tuple[str, ...], Folded] = {}
+    for line in lines:
+        says = (line.kind, line.recovery_id, person_of(line), line.summary, *about(line))
+        known = found.get(says)
+        found[says] = replace(known, count=known.count + 1) if known is not None else Folded(line, 1)
+    return list(found.values())

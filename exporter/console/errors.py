@@ -16,6 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 from exporter.app.answers import fault, http_error, refusal
 from exporter.console.languages import N_
 from exporter.console.sending import HEADERS, AnyRequest, Sent, see_other
+from exporter.console.sentences_shown import retold
 from exporter.console.visiting import LIVE, Console, SignInNeeded, Visitor
 from exporter.service.admission import Refused
 
@@ -92,7 +93,14 @@ async def error_page(
     title = TITLES.get(status) or HTTPStatus(status).phrase
     headers = {"Retry-After": str(retry_after)} if retry_after else {}
     return await visitor.page(
-        "error.html", status=status, headers=headers, title=title, status_code=status, reason=reason, wait=retry_after
+        "error.html",
+        status=status,
+        headers=headers,
+        title=title,
+        status_code=status,
+        reason=reason,
+        retold=retold,
+        wait=retry_after,
     )
 
 

@@ -18,10 +18,11 @@ from litestar.handlers import HTTPRouteHandler
 from exporter.agreement import Group, Situation, situation
 from exporter.app.asked import settle, settled
 from exporter.console import runbook_of
-from exporter.console.audit_shown import person_of, words_of
+from exporter.console.audit_shown import about, folded, person_of, words_of
 from exporter.console.languages import N_
 from exporter.console.recovery_shown import STAGES
 from exporter.console.sending import AnyRequest
+from exporter.console.sentences_shown import retold
 from exporter.console.series import series_of
 from exporter.console.visiting import Console
 from exporter.incidents import Incident
@@ -71,9 +72,11 @@ def incident_pages(console: Console) -> list[HTTPRouteHandler]:
             grafana_run=_grafana(run.state.run_id, it),
             recoveries=recoveries,
             stages=STAGES,
-            audit=lines,
+            audit=folded(lines),
             person_of=person_of,
             kind_words=words_of,
+            about=about,
+            retold=retold,
         )
 
     @post(ACKNOWLEDGE, status_code=200)

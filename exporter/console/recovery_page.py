@@ -19,9 +19,10 @@ from litestar.handlers import HTTPRouteHandler
 from exporter.app.routes import no_recovery, store_failed
 from exporter.console import recovery_shown as shown
 from exporter.console import runbook_of
-from exporter.console.audit_shown import person_of, words_of
+from exporter.console.audit_shown import about, folded, person_of, words_of
 from exporter.console.languages import N_
 from exporter.console.sending import AnyRequest
+from exporter.console.sentences_shown import retold
 from exporter.console.visiting import Console, Visitor
 from exporter.recovery.engine import WrongStage
 from exporter.recovery.plan import budget_left
@@ -62,6 +63,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             recoveries=found[:LISTED],
             run_id=run_id,
             cut=len(found) >= LISTED,
+            retold=retold,
             stages=shown.STAGES,
         )
 
@@ -169,9 +171,11 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             choices=shown.choices(found),
             others=others[:OTHERS],
             runbook=runbook_of.of_recovery(found.stage),
-            audit=lines,
+            audit=folded(lines),
             person_of=person_of,
             kind_words=words_of,
+            about=about,
+            retold=retold,
             **facts(found),
         )
 

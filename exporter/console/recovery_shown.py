@@ -155,8 +155,8 @@ def trained_again(recovery: Recovery, step: int | None) -> tuple[int, int] | Non
 def moved(recovery: Recovery, decision: str, stage: str, target: str) -> Literal["", "stage", "target"]:
     """Whether the recovery is another than the page showed on which somebody decided.
 
-    ``target`` is the planned step as text, empty where there was none. Who aborts wants an end of it, however far it has
-    come while the question was read: a supervisor goes from stage to stage within seconds.
+    ``target`` is the planned step as text, empty where there was none. Who aborts wants an end of it, however far it
+    has come while the question was read: a supervisor goes from stage to stage within seconds.
     """
     if recovery.stage != stage and not (decision == "abort" and "abort" in may(recovery)):
         return "stage"

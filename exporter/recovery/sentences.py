@@ -1,4 +1,4 @@
-"""Kind and sentence of an audit line: what a change of a recovery's record means for a person. Pure; called by the engine.
+"""Kind and sentence of an audit line: what a change of a recovery's record means for a person. Called by the engine.
 
 The numbers are in the line's data; here is what happened, in the words of somebody who tells it.
 """

@@ -135,6 +135,40 @@ def test_a_run_that_is_gone_leaves_its_recovery_and_no_incident(approving: Expor
     assert ada.get("/console/recovery", run="never was").status == 404
 
 
+def test_equal_lines_are_folded_with_their_count_and_alerts_are_named(approving: ExporterProcess) -> None:
+    run = broken(approving, "folded")
+    found = run.incident()
+    detector, signal = found.rsplit(":", 3)[1:3]
+    ada = Person(approving.url, "ada")
+    labels = {"run": run.run, "alertname": "VerlNonFinite", "action": "rollback", "severity": "critical"}
+    labels |= {"detector": detector, "signal": signal}
+    alerts = [
+        {"status": "firing", "labels": labels, "startsAt": f"2026-01-01T00:00:0{n}Z", "fingerprint": f"same{n}"}
+        for n in range(3)
+    ]
+    assert approving.post("/api/v1/alerts", {"version": "4", "alerts": alerts}).status == 200
+    page = ada.get("/console/recovery", id=run.recovery())
+    assert page.text.count('class="about">VerlNonFinite · ') == 1
+    assert page.has("×3")
+    log = ada.get("/console/audit", run=run.run)
+    assert log.text.count('class="about">VerlNonFinite · ') == 3, "the log itself has every line"
+
+
+def test_in_chinese_what_one_decides_on_is_chinese(acting: ExporterProcess) -> None:
+    run = broken(acting, "chinese")
+    recovery = run.recovery()
+    ada = Person(acting.url, "ada")
+    ada.decide(recovery, "abort")
+    page = ada.get("/console/recovery", id=recovery, lang="zh")
+    assert page.has("ada 中止了它")
+    assert page.has("因此没有对训练任务做任何操作。")
+    assert page.has("即各发现未怀疑的最后一步")
+    assert not page.has("aborted it while")
+    ada.decide(recovery, "acknowledge")
+    assert ada.get("/console/audit", recovery=recovery, lang="zh").has("ada 确认了它。")
+    assert ada.get("/console/recovery", id="nope", lang="zh").has("没有恢复 nope。")
+
+
 def test_the_audit_log_is_filtered_and_paged(approving: ExporterProcess) -> None:
     run = broken(approving, "audited")
     recovery = run.recovery()
