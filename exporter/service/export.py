@@ -89,6 +89,9 @@ def trains(metrics: Mapping[str, float]) -> bool:
     return any(not key.startswith("val") for key in metrics)
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
 class Export:
     """The steps of one run. Reads nothing before it is iterated.
 
@@ -139,7 +142,7 @@ class Export:
         columns = sorted(names)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["step", *(["attempt"] if self._all else []), *columns])
+        writer.writerow(["step", *(["attempt"] if self._all else []), *map(heading, columns)])
         for line in self._lines(*surveyed):
             start = [line.step, *([line.attempt] if self._all else [])]
             cells = (line.metrics.get(name) for name in columns)
@@ -197,6 +200,16 @@ class Export:
 
 
 _NEVER = 2**63
+
+
+def heading(name: str) -> str:
+    """A metric's name as the heading of a CSV column. Who pushes chooses the names: one that a spreadsheet would take
+    for a formula gets an apostrophe before it. Numbers stay as they are.
+
+    >>> heading("actor/kl"), heading("=cmd|'/C calc'!A0")
+    ('actor/kl', "'=cmd|'/C calc'!A0")
+    """
+    return f"'{name}" if name.startswith(_FORMULA) else name
 
 
 def spelled(value: float) -> str:

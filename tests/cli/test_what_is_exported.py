@@ -160,3 +160,11 @@ def test_no_more_of_a_run_is_held_than_the_steps_that_wait_for_parts_and_one_chu
         assert len(chunk) < CHUNK_BYTES + 10_000
         assert read - written <= OPEN_STEPS + 1
     assert written == 20_000 + (form == "csv")
+
+
+def test_a_name_that_a_spreadsheet_would_calculate_is_text_in_a_csv_and_numbers_stay_numbers() -> None:
+    names = ["=1+1", "+a", "-a", "@a", "\ta", "a=b"]
+    body = b"".join(Export(lambda: iter([Part(1, metrics=dict.fromkeys(names, -1.5))])).chunks("csv")).decode()
+    heading, row = csv.reader(io.StringIO(body))
+    assert heading == ["step", *(name if name == "a=b" else f"'{name}" for name in sorted(names))]
+    assert row == ["1", *["-1.5"] * 6]
