@@ -43,7 +43,7 @@ def console(exporter: Exporter, access: Access, bodies: Bodies) -> Sequence[Cont
     """The room of :func:`exporter.app.make_app` with all pages of the console."""
     made = Console(exporter, access, bodies)
     handlers = [handler for pages in PAGES for handler in pages(made)]
-    return [guarded(made, [*handlers, *_only_posted(handlers), _nothing(made), *static_pages(made)])]
+    return [guarded(made, [*handlers, *_only_posted(handlers), _nothing(made), *static_pages(made.files)])]
 
 
 def _only_posted(handlers: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from exporter.console.sending import AnyRequest, Sent
 from exporter.service.admission import Refused
-
-if TYPE_CHECKING:
-    from exporter.console.visiting import Console
 
 MEDIA_TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -23,12 +20,12 @@ MEDIA_TYPES: Final = {
 FOREVER: Final = "public, max-age=31536000, immutable"
 
 
-def static_pages(console: Console) -> list[HTTPRouteHandler]:
+def static_pages(files: Files) -> list[HTTPRouteHandler]:
     """The handler of all files; they need no sign-in, as the page of the sign-in has them too."""
 
-    @get(console.files.prefix + "{name:str}")
+    @get(files.prefix + "{name:str}")
     async def file(request: AnyRequest, name: str) -> Response[bytes]:
-        found = console.files.get(name)
+        found = files.get(name)
         if found is None:
             raise Refused("not_found", f"There is no file {name}.", status=404)
         return await Sent(found, MEDIA_TYPES[name.rpartition(".")[2]], cache=FOREVER).response(request)
