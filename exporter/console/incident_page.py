@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from exporter.app.asked import settle, settled
 from exporter.console import runbook_of
 from exporter.console.audit_shown import about, folded, person_of, words_of
 from exporter.console.languages import N_
-from exporter.console.recovery_shown import STAGES
+from exporter.console.recovery_shown import STAGES, sure
 from exporter.console.sending import AnyRequest
 from exporter.console.sentences_shown import retold
 from exporter.console.series import series_of
@@ -153,15 +152,6 @@ def then_of(it: Situation) -> list[tuple[str, int]]:
         if found.signal != it.findings[0].signal:
             since.setdefault(found.signal, found.onset)
     return list(since.items())
-
-
-def sure(confidence: float) -> float:
-    """Rounded down to a hundredth, as in a headline: only what is certain has a confidence of 100 %.
-
-    >>> sure(0.9996), sure(1.0)
-    (0.99, 1.0)
-    """
-    return math.floor(confidence * 100) / 100 if math.isfinite(confidence) else confidence
 
 
 def _milliseconds(at: float) -> int:

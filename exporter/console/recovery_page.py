@@ -169,6 +169,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             timeline=shown.timeline(found, console.clock()),
             total=stage_seconds(found, console.clock()).get("total"),
             choices=shown.choices(found),
+            sure=shown.sure,
             others=others[:OTHERS],
             runbook=runbook_of.of_recovery(found.stage),
             audit=folded(lines),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -173,3 +174,12 @@ def decided_already(recovery: Recovery, decision: str, who: str) -> bool:
     if decision == "abort":
         return recovery.aborted_by == who
     return recovery.acknowledged_by == who
+
+
+def sure(confidence: float) -> float:
+    """Rounded down to a hundredth, as in a situation's headline: only what is certain has a confidence of 100 %.
+
+    >>> sure(0.9996), sure(1.0)
+    (0.99, 1.0)
+    """
+    return math.floor(confidence * 100) / 100 if math.isfinite(confidence) else confidence

@@ -13,7 +13,7 @@ import pytest
 from decision_scene import BrokenRun, Page, Person, broken, watching
 from exporter_process import ExporterProcess
 
-from exporter.protocol import RunStarted
+from exporter.protocol import AttemptStarted, RunStarted
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +236,23 @@ def test_an_abort_holds_when_the_recovery_goes_on_while_its_question_is_read(act
     page = ada.post("/console/recovery/decide", form)
     assert (page.stage(), 'id="notice"' in page.text) == ("aborted", False)
     assert page.has("ada aborted it while it was stopping.")
+
+
+def test_question_and_page_of_an_abort_agree_on_whether_the_supervisor_is_told(acting: ExporterProcess) -> None:
+    told = "it is told of the abort with each of its pushes until it has"
+    ada = Person(acting.url, "ada")
+    for name, closed in (("verifying, command open", False), ("verifying, command closed", True)):
+        run = broken(acting, name)
+        recovery = run.recovery()
+        run.carry_to(recovery, "starting")
+        run.attempt = 2
+        run.supervisor(AttemptStarted(time=0.0, pid=2, resume_step=20, command_id=recovery))
+        if closed:
+            run.report(recovery, "succeeded", running=True)
+        question = ada.question(recovery, "abort")
+        assert (question.has("Attempt 2 goes on."), question.has(told)) == (True, not closed)
+        page = ada.decide(recovery, "abort")
+        assert page.has("The supervisor is told again with each of its pushes") is not closed
 
 
 def test_an_abort_of_what_has_ended_meanwhile_does_nothing_and_says_so(acting: ExporterProcess) -> None:

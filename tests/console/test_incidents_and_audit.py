@@ -11,7 +11,7 @@ import pytest
 from decision_scene import RUN, BrokenRun, Page, Person, broken, watching
 from exporter_process import ExporterProcess, wait_for
 
-from exporter.console.incident_page import sure
+from exporter.console.recovery_shown import sure
 from exporter.protocol import AttemptExited, AttemptStarted, RunStarted
 
 
