@@ -112,7 +112,14 @@ class Console:
         headers = visitor.request.headers
         self._require_own_origin(headers)
         content_type(headers, {FORM: FORM})
-        body = await self._bodies.read(visitor.request.receive, headers, FORM_BYTES)
+        try:
+            body = await self._bodies.read(visitor.request.receive, headers, FORM_BYTES)
+        except Refused as error:
+            if error.status != 413:
+                raise
+            # What the API says is for whoever pushes steps.
+            message = N_("The form holds too much text: write less, and send it again.")
+            raise Refused("too_large", message, where="body", status=413) from None
         try:
             fields = urllib.parse.parse_qsl(
                 body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FORM_FIELDS

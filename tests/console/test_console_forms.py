@@ -94,3 +94,11 @@ def test_whoever_is_not_signed_in_any_more_is_told_that_nothing_was_done(guarded
     answer = visitor.post("/console/incident/acknowledge", {"csrf": page.form_token, "id": "x", "who": "Ada"})
     assert answer.status == 401
     assert "Nothing was done" in answer.text
+
+
+def test_a_form_that_is_too_large_is_told_so_in_words_of_forms(visitor: Visitor) -> None:
+    fields = {"csrf": "x", "reason": "long " * 20_000}
+    page = visitor.post("/console/login", fields)
+    assert page.status == 413
+    assert "write less" in page.text
+    assert "steps" not in page.text
