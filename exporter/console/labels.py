@@ -98,6 +98,26 @@ SIGNALS: Final[Mapping[str, str]] = {
     "checkpoint_time": N_("Saving a checkpoint"),
 }
 
+NOT_LOGGED: Final[Mapping[str, str]] = {
+    "gpu_lost": N_("GPU lost"),
+    "gpu_memory_used": N_("GPU memory in use"),
+    "gpu_utilization": N_("GPU utilisation"),
+    "heartbeat": N_("Sign of life"),
+    "process": N_("Process of the trainer"),
+    "rollout_requests": N_("Rollout requests"),
+}
+"""What a finding may be about besides the signals that a trainer logs."""
+
+UNITS: Final[Mapping[str, str]] = {
+    "": "",
+    "bytes": N_("bytes"),
+    "nats": N_("nats"),
+    "ratio": N_("ratio"),
+    "seconds": N_("seconds"),
+    "tokens": N_("tokens"),
+    "tokens_per_second": N_("tokens per second"),
+}
+
 SPENT: Final[Mapping[str, str]] = {
     "productive": N_("Productive steps"),
     "replay": N_("Steps done again"),
@@ -111,7 +131,8 @@ LABELS: Final[Mapping[str, Mapping[str, str]]] = {
     "severity": SEVERITIES,
     "incident_state": INCIDENT_STATES,
     "phase": PHASES,
-    "signal": SIGNALS,
+    "signal": {**SIGNALS, **NOT_LOGGED},
     "spent": SPENT,
+    "unit": UNITS,
 }
 """By what they name: in a template ``label("state", name)``."""

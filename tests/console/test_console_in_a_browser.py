@@ -150,11 +150,11 @@ def test_a_run_meets_wcag_2_2_on_a_desk_and_in_a_hand(browser: Any, console: Exp
 
 def test_checkpoints_and_gpus_can_be_read_on_a_phone(browser: Any, console: ExporterProcess) -> None:
     watched = Watched(browser, console.url, viewport={"width": 360, "height": 740})
-    page = watched.go(run_path("grpo-qwen2.5-7b/seed-1"))
+    page = opened(watched, run_path("grpo-qwen2.5-7b/seed-1"))
     widths = page.evaluate(
-        "[...document.querySelectorAll('#checkpoints .saved-at, #gpus th.title')].map((one) => one.clientWidth)"
+        "[...document.querySelectorAll('#checkpoints .saved-at, #gpus th.title, #values th')].map((one) => one.clientWidth)"
     )
-    assert len(widths) == 5 + 8
+    assert len(widths) > 5 + 8 + 10
     assert min(widths) > 200
     watched.close()
 
@@ -201,6 +201,16 @@ def test_paper_is_light_and_nothing_is_cut_off_or_to_be_pressed(
     assert page.evaluate(seen) == 0
     heights = page.evaluate("[...document.querySelectorAll('.tall')].map((one) => getComputedStyle(one).maxHeight)")
     assert set(heights) == {"none"}
+    watched.close()
+
+
+def test_units_are_in_the_language_of_the_page(browser: Any, console: ExporterProcess) -> None:
+    watched = Watched(browser, console.url, locale="zh-CN")
+    page = opened(watched, PAGES["run"])
+    assert page.evaluate("document.querySelector('#phases .told').textContent").count("秒") > 3
+    units = set(page.evaluate("[...document.querySelectorAll('#values td:last-child')].map((one) => one.textContent)"))
+    assert {"秒", "比率"} <= units
+    assert not any(unit.isascii() and unit for unit in units)
     watched.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from console_visitor import Visitor
 from exporter_process import ExporterProcess
 
+from exporter import detectors
 from exporter.console import extraction
 from exporter.console.labels import LABELS, STATES
 from exporter.console.languages import HTML_LANG, LANGUAGES, Texts, chosen
@@ -55,9 +56,16 @@ def test_a_text_that_is_new_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extraction.missing("zh") == ["A text of tomorrow."]
 
 
+def said_by_detectors() -> set[str]:
+    """Signals that the code of the detectors names."""
+    folder = Path(detectors.__file__).parent
+    return {name for file in folder.rglob("*.py") for name in re.findall(r'signal="([a-z_]+)"', file.read_text())}
+
+
 def test_every_state_and_signal_has_a_name() -> None:
     assert set(STATES) == set(RUN_STATES)
-    assert set(LABELS["signal"]) == set(SIGNALS)
+    assert set(LABELS["signal"]) == set(SIGNALS) | said_by_detectors()
+    assert set(LABELS["unit"]) == {signal.unit for signal in SIGNALS.values()}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -1,16 +1,18 @@
 // Numbers as the pages of the server spell them.
 
+const LANGUAGE = document.documentElement.lang;
+const SECONDS = { style: "unit", unit: "second", unitDisplay: "narrow", maximumSignificantDigits: 4 };
+const seconds = new Intl.NumberFormat(LANGUAGE, SECONDS);
 const PREFIXES = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
 
 export function shown(value, unit) {
   if (value === null || value === undefined) return "–";
   if (unit === "bytes") return bytes(value);
+  if (unit === "seconds") return seconds.format(value);
   const size = Math.abs(value);
-  let text;
-  if (size >= 1000) text = new Intl.NumberFormat("en", { maximumFractionDigits: 0 }).format(value);
-  else if (size && size < 1e-3) text = value.toExponential(2).replace(/\.?0+e/, "e");
-  else text = String(Number(value.toPrecision(4)));
-  return unit === "seconds" ? `${text} s` : text;
+  if (size >= 1000) return new Intl.NumberFormat("en", { maximumFractionDigits: 0 }).format(value);
+  if (size && size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e");
+  return String(Number(value.toPrecision(4)));
 }
 
 function bytes(value) {
