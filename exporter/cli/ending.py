@@ -1,8 +1,8 @@
 """A request to end, by a signal. Used by the command that runs until it is told to stop.
 
-Not a ``threading.Event``: a signal's handler runs in the main thread, wherever that is, and may not wait for a lock that
-the thread holds. An event's ``set`` takes the lock that its own ``wait`` holds for a moment at its begin and its end: a
-signal in that moment would stop the program for ever.
+Not a ``threading.Event``: a signal's handler runs in the main thread, wherever that is, and may not wait for a lock
+that the thread holds. An event's ``set`` takes the lock that its own ``wait`` holds for a moment at its begin and its
+end: a signal in that moment would stop the program for ever.
 """
 
 from __future__ import annotations
