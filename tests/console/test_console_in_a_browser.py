@@ -152,7 +152,8 @@ def test_checkpoints_and_gpus_can_be_read_on_a_phone(browser: Any, console: Expo
     watched = Watched(browser, console.url, viewport={"width": 360, "height": 740})
     page = opened(watched, run_path("grpo-qwen2.5-7b/seed-1"))
     widths = page.evaluate(
-        "[...document.querySelectorAll('#checkpoints .saved-at, #gpus th.title, #values th')].map((one) => one.clientWidth)"
+        "[...document.querySelectorAll('#checkpoints .saved-at, #gpus th.title, #values th.title')]"
+        ".map((one) => one.clientWidth)"
     )
     assert len(widths) > 5 + 8 + 10
     assert min(widths) > 200
