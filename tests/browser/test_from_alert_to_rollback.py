@@ -103,7 +103,7 @@ def test_an_operator_goes_from_the_firing_alert_to_an_approved_rollback_by_click
     page.go_back()
 
     # The plan: the target, why, and what will be different.
-    page.locator("#to-recovery").first.click()
+    page.locator(".to-recovery").first.click()
     expect(page).to_have_url(re.compile(r"/console/recovery\?"))
     target = plan["planned_target_step"]
     expect(page.get_by_role("heading", level=1)).to_contain_text(str(target))

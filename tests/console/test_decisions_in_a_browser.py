@@ -117,7 +117,7 @@ def test_what_leads_to_the_decision_is_on_the_first_screen_of_a_phone(
     page, recovery = page_of(**PHONE), waiting.recovery()
     for path, query, button in (
         ("/console/run", {"id": waiting.run}, "#to-plan"),
-        ("/console/incident", {"id": waiting.incident()}, "#to-recovery"),
+        ("/console/incident", {"id": waiting.incident()}, ".to-recovery"),
         ("/console/recovery", {"id": recovery}, "#decide-approve"),
         ("/console/recovery/decide", {"id": recovery, "do": "approve"}, "#confirm"),
     ):
@@ -184,7 +184,7 @@ def test_without_scripts_everything_can_be_decided(exporter: ExporterProcess, pa
     page = page_of(java_script_enabled=False)
     page.goto(address(exporter, "/console/incident", id=run.incident()))
     assert page.locator(".drawing svg polyline").count() >= 2
-    page.locator("#to-recovery").click()
+    page.locator(".to-recovery").click()
     page.locator("#decide-refuse").click()
     page.locator("#confirm").click()
     page.wait_for_selector('#stage [data-stage="refused"]')
