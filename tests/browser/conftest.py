@@ -1,4 +1,5 @@
-"""Demo runs and a real browser. The runs take minutes, so each is started once for all tests of this folder."""
+"""Demo runs and a real browser. A run takes minutes, so it is started once for all tests of a module, and ended with it:
+two trainers at a time are too much for a small machine."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ def _run(factory: pytest.TempPathFactory, scenario: str, *options: str) -> Itera
         run.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broken_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoRun]:
     """A run whose weights become NaN, and whose recovery waits for a person."""
     yield from _run(tmp_path_factory, "nan", "--approve")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoRun]:
     """A run in which nothing goes wrong."""
     yield from _run(tmp_path_factory, "healthy")
