@@ -1,5 +1,5 @@
-"""Demo runs and a real browser. A run takes minutes, so it is started once for all tests of a module, and ended with it:
-two trainers at a time are too much for a small machine."""
+"""Demo runs and a real browser. A run takes minutes: it is started once for all tests of a module, and ended with it,
+for two trainers at a time are too much for a small machine."""
 
 from __future__ import annotations
 
