@@ -13,9 +13,10 @@ from playwright.sync_api import Browser, sync_playwright
 NEEDED = ("prometheus", "prometheus-alertmanager")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, without a window."""
+    """Debian's Chromium, without a window. Playwright runs an event loop in this thread until it is closed: longer than
+    for a module, and no other test could run one."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed (apt install chromium)")
