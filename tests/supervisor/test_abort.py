@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ class Gate:
 
     def open(self) -> None:
         self._open.touch()
+
+
+@pytest.fixture(autouse=True)
+def no_script_waits_for_ever(watched: Scene) -> Iterator[None]:
+    """A script whose supervisor was killed would go on waiting at its gate when the test is long over."""
+    yield
+    (watched.folder / "gate").touch()
 
 
 def hanging(scene: Scene, *words: str) -> list[str]:
