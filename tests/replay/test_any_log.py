@@ -160,9 +160,17 @@ def test_a_run_of_three_steps_pages_of_nothing_but_nan(form: str, data: st.DataO
 @NO_TIME
 @given(key=st.sampled_from(KEYS), value=VALUES.filter(math.isfinite), length=st.integers(1, 120))
 def test_a_single_signal_that_never_changes_is_not_paged(key: str, value: float, length: int, tmp_path: Path) -> None:
+    # But for a gradient of exactly 0, which is what a dead run is: the next test.
+    assume(not (key == "actor/grad_norm" and value == 0))
     steps = [(step, {key: value}) for step in range(1, length + 1)]
     answer = answered(files.written(tmp_path / "log", files.jsonl(steps)))
     assert (answer.code, answer.pages) == (0, [])
+
+
+def test_a_gradient_that_is_exactly_0_for_long_enough_is_paged(tmp_path: Path) -> None:
+    steps = [(step, {"actor/grad_norm": 0.0}) for step in range(1, 21)]
+    answer = answered(files.written(tmp_path / "log", files.jsonl(steps)))
+    assert [page["detector"] for page in answer.pages] == ["dead_run"]
 
 
 def grpo(step: int) -> files.Metrics:
