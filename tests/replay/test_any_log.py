@@ -9,7 +9,7 @@ from typing import Any
 
 import past_files as files
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from in_this_process import answered
 
@@ -170,7 +170,7 @@ def test_a_single_signal_that_never_changes_is_not_paged(key: str, value: float,
 def test_a_gradient_that_is_exactly_0_for_long_enough_is_paged(tmp_path: Path) -> None:
     steps = [(step, {"actor/grad_norm": 0.0}) for step in range(1, 21)]
     answer = answered(files.written(tmp_path / "log", files.jsonl(steps)))
-    assert [page["detector"] for page in answer.pages] == ["dead_run"]
+    assert {page["detector"] for page in answer.pages} == {"dead_run"}
 
 
 def grpo(step: int) -> files.Metrics:
