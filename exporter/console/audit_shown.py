@@ -9,23 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.console.languages import N_
+from exporter.console.recovery_shown import STAGES
 from exporter.recovery.record import AuditEntry
 
 KINDS: Final[Mapping[str, str]] = {
-    "planned": N_("Planned"),
-    "awaiting_approval": N_("Waits for approval"),
+    **STAGES,
     "approved": N_("Approved"),
-    "commanded": N_("Told to the supervisor"),
-    "stopping": N_("Stopping"),
-    "starting": N_("Starting"),
-    "verifying": N_("Verifying"),
-    "succeeded": N_("Succeeded"),
-    "failed": N_("Failed"),
-    "refused": N_("Refused"),
-    "aborted": N_("Aborted"),
     "abort_reported": N_("Abort: reported"),
     "abort_overdue": N_("Abort: no answer"),
-    "observed": N_("Only observed"),
     "acknowledged": N_("Acknowledged"),
     "forgotten": N_("Run forgotten"),
     "alert_planned": N_("Alert: planned"),
