@@ -32,6 +32,9 @@ Number = float | Literal["NaN", "Infinity", "-Infinity"] | None
 
 Role = Literal["trainer", "worker", "gpu", "supervisor"]
 Scalar = bool | int | float | str | None
+Action = Literal["rollback", "restart", "stop"]
+Rung = Literal["checkpoint", "config", "version", "infra"]
+Tier = Literal["snapshot", "milestone", "archive"]
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,6 +154,82 @@ class CheckpointSaved(_Wire, frozen=True, tag="checkpoint_saved"):
     save_seconds: float = 0.0
     manifest_seconds: float = 0.0
     reason: str = ""
+    config_hash: str = ""
+    """SHA-256 of the resolved configuration that the manifest holds."""
+    fingerprint: str = ""
+    """SHA-256 over names, sizes and hashes of all files: the same content has the same."""
+
+
+class CheckpointCopied(_Wire, frozen=True, tag="checkpoint_copied"):
+    """A copy of a checkpoint into a tier was made and compared with its manifest at the far end, or was not."""
+
+    time: float
+    step: int
+    tier: Tier
+    name: str
+    """``<model>-step<N>-<hash8>``."""
+    place: str = ""
+    """Where it lies, without anything secret."""
+    ok: bool = True
+    bytes: int = 0
+    """Size of the checkpoint; ``stored_bytes`` is what had to be written or sent for it."""
+    stored_bytes: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class CheckpointChecked(_Wire, frozen=True, tag="checkpoint_checked"):
+    """A checkpoint, in its own place (``tier`` is empty) or a copy, was verified; ``drill``: it was trained from."""
+
+    time: float
+    step: int
+    depth: Literal["sizes", "content", "load", "forward", "drill"]
+    ok: bool
+    tier: Tier | Literal[""] = ""
+    name: str = ""
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class CheckpointPruned(_Wire, frozen=True, tag="checkpoint_pruned"):
+    """Retention removed a checkpoint (``tier`` is empty for one in its own place)."""
+
+    time: float
+    step: int
+    tier: Tier | Literal[""] = ""
+    name: str = ""
+    bytes: int = 0
+    reason: str = ""
+
+
+class GradientHistogram(_Wire, frozen=True, tag="gradient_histogram"):
+    """Gradients of one optimizer step by layer, before clipping, are in ``file`` on the trainer's node."""
+
+    time: float
+    step: int
+    file: str
+    layers: int
+    norm: float = 0.0
+    """Of all layers together."""
+    largest_layer: str = ""
+    largest_norm: float = 0.0
+    non_finite: int = 0
+    """Gradient values that are NaN or infinite."""
+
+
+class SettingApplied(_Wire, frozen=True, tag="setting_applied"):
+    """A changed setting that verl would have ignored on resume took effect, or did not: read back where it acts."""
+
+    time: float
+    name: str
+    """Key of the configuration."""
+    wanted: Scalar
+    restored: Scalar = None
+    """What the checkpoint brought."""
+    found: Scalar = None
+    """What is in effect after the change."""
+    ok: bool = True
+    reason: str = ""
 
 
 class WeightsSynced(_Wire, frozen=True, tag="weights_synced"):
@@ -168,6 +247,29 @@ class RunFinished(_Wire, frozen=True, tag="run_finished"):
     exit_code: int | None = None
 
 
+class Excluded(_Wire, frozen=True):
+    """A machine, or one GPU of it, that the next attempt is not to use."""
+
+    node: str
+    gpu: str = ""
+    """UUID, or index where the driver gives none; empty for the whole machine."""
+    reason: str = ""
+
+
+class Changes(_Wire, frozen=True):
+    """What the next attempts have that the command line of the run does not say. They stay until they are replaced."""
+
+    settings: dict[str, Scalar] = {}
+    """Keys of the trainer's configuration, joined with dots, and their values."""
+    removed: list[str] = []
+    """Keys that are taken out of it."""
+    verl_version: str = ""
+    """The version that the trainer runs on, in an environment of its own; empty for the one it was started with."""
+    exclude: list[Excluded] = []
+    skip_steps: int = 0
+    """Training batches after the restored position in the data that are left out, once."""
+
+
 class AttemptStarted(_Wire, frozen=True, tag="attempt_started"):
     """The supervisor started the trainer. ``resume_step`` is 0 for a start from scratch, absent where verl chooses."""
 
@@ -176,6 +278,10 @@ class AttemptStarted(_Wire, frozen=True, tag="attempt_started"):
     resume_step: int | None = None
     resume_path: str = ""
     command_id: str = ""
+    changes: Changes | None = None
+    """What is in force beyond the command line that the run was given, by this command or by earlier ones."""
+    executor: str = ""
+    """Who holds the processes: ``local``, ``ray``, ``slurm``."""
 
 
 class AttemptExited(_Wire, frozen=True, tag="attempt_exited"):
@@ -206,6 +312,11 @@ Event = (
     RunStarted
     | HooksReported
     | CheckpointSaved
+    | CheckpointCopied
+    | CheckpointChecked
+    | CheckpointPruned
+    | GradientHistogram
+    | SettingApplied
     | WeightsSynced
     | RunFinished
     | AttemptStarted
@@ -236,8 +347,11 @@ class Command(_Wire, frozen=True):
     run_id: str
     attempt: int
     """The attempt it is meant for: a supervisor already past it answers ``succeeded`` or ``failed`` from its record."""
-    action: Literal["rollback", "stop"]
+    action: Action
+    """``restart`` saves first and goes on from there: what fails is the process, not what it has learned."""
     reason: str = ""
+    rung: Rung = "checkpoint"
+    changes: Changes = Changes()
     not_after_step: int | None = None
     """Newest checkpoint step that may be restored (onset less the margin)."""
     target_step: int | None = None
@@ -256,13 +370,21 @@ class Abort(_Wire, frozen=True):
     """Of the command."""
     run_id: str
     attempt: int
-    action: Literal["rollback", "stop"]
+    action: Action
     reason: str = ""
     """A sentence that says who."""
 
 
 Asked = Command | Abort
 """What an answer may ask of a supervisor."""
+
+
+class HistogramRequest(_Wire, frozen=True):
+    """The trainer is to write gradient histograms of its next ``steps`` optimizer steps; the same ``id`` is once."""
+
+    id: str
+    steps: int
+    reason: str = ""
 
 
 class PushAnswer(_Wire, frozen=True):
@@ -272,6 +394,8 @@ class PushAnswer(_Wire, frozen=True):
     duplicate: bool = False
     command: Command | None = None
     abort: Abort | None = None
+    histogram: HistogramRequest | None = None
+    """For the sender of role ``trainer``."""
 
 
 class ErrorAnswer(_Wire, frozen=True):

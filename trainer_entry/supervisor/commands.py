@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from exporter.protocol import Asked, Command
+from exporter.protocol import Action, Asked, Command
 from trainer_entry.supervisor.state import StateDir, read_record, write_record
 
 State = Literal["accepted", "stopping", "stopped", "starting", "started", "succeeded", "failed"]
@@ -28,7 +28,7 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    action: Literal["rollback", "stop"]
+    action: Action
     attempt: int
     state: State
     by_hand: bool = False
