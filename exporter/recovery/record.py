@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exporter.protocol import Command, json_number
+from exporter.protocol import Changes, Command, Rung, Scalar, json_number
 from exporter.recovery.changes import Difference
 from exporter.recovery.facts import Candidate
 from exporter.recovery.policy import Action, Mode
@@ -29,6 +29,8 @@ Stage = Literal[
 ]
 
 TrainerLeft = Literal["", "running", "stopped"]
+DecisionStage = Literal["evidence", "assessment", "history", "policy", "plan"]
+"""Stages of a decision, in their order; only what follows the last of them acts."""
 
 ACTIVE: tuple[Stage, ...] = ("planned", "awaiting_approval", "commanded", "stopping", "starting", "verifying")
 """A run has at most one recovery in these stages; the store enforces it with a unique index."""
@@ -58,6 +60,46 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """End of the recovery, however it ended."""
     abort_answered: float | None = None
     """The supervisor said what it made of the abort."""
+
+
+class StageResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stage of the decision came to."""
+
+    stage: DecisionStage
+    result: str
+    """One sentence."""
+    refused: tuple[str, ...] = ()
+    """What it considered and did not take, a sentence each; bounded."""
+
+
+class ConsideredRung(msgspec.Struct, frozen=True, kw_only=True):
+    """A rung of the ladder that was considered, in the order of the ladder; the last one may be ``person``."""
+
+    rung: Rung | Literal["person"]
+    taken: bool
+    reason: str
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """A person has approved; several may have to."""
+
+    who: str
+    at: float
+    """Unix seconds of the exporter's clock."""
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """A changed setting was read back where it acts: ``SettingApplied``, as it was taken in."""
+
+    name: str
+    wanted: Scalar
+    restored: Scalar = None
+    found: Scalar = None
+    ok: bool = True
+    reason: str = ""
+    attempt: int = 0
+    at: float = 0.0
+    """Unix seconds of the exporter's clock."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +142,35 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     target_step: int | None = None
     """What the supervisor really restored."""
     target_path: str = ""
+
+    rung: Rung = "checkpoint"
+    rule: str = ""
+    """The rule of the policy that applied; empty for its defaults."""
+    episode: str = ""
+    """Id of the first recovery of the same failure; within it the ladder is only climbed. Empty for the first one."""
+    climbed_from: str = ""
+    """Id of the recovery that did not hold, and that this one follows on a higher rung."""
+    climbed_to: str = ""
+    """Id of the one that follows this one."""
+    not_before: float = 0.0
+    """One that climbs waits in stage ``planned`` until then; Unix seconds, 0 where it need not."""
+    protocol_changes: Changes = Changes()
+    """What the command carries; ``changes`` is what a person is shown."""
+    considered: tuple[ConsideredRung, ...] = ()
+    stages: tuple[StageResult, ...] = ()
+    """How the decision was come to."""
+    approvals: tuple[Approval, ...] = ()
+    """Who has approved so far."""
+    approvals_needed: int = 1
+    approvers: tuple[str, ...] = ()
+    """Who may approve; empty for everybody who may operate the exporter."""
+    proofs: tuple[Proof, ...] = ()
+    """Of changed settings; for one name the newest of the newest attempt counts."""
+    proof_awaited: float | None = None
+    """The steps are healthy, and a proof is missing since then; Unix seconds."""
+    output: tuple[str, ...] = ()
+    """What the supervisor said while it carried the command out, and the last lines of an attempt that died; bounded,
+    the oldest first."""
 
     new_attempt: int | None = None
     progress: str = ""
