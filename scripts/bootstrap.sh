@@ -4,7 +4,7 @@
 # tests need (Chromium; packages of npm). Does nothing that is done already. Called by the Makefile. Only the programs need
 # root, and only where they are not there; no system service is started.
 #
-# usage: scripts/bootstrap.sh [venv|programs|browser|node|shellcheck|peers ...]
+# usage: scripts/bootstrap.sh [venv|programs|browser|node|slurm|shellcheck|peers ...]
 #   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
 #   VENV=…          folder of the virtual environment (default: .venv in this checkout)
 set -euo pipefail
@@ -106,6 +106,17 @@ get_browser() {
     say "no font with Chinese characters is here and none could be installed: screenshots will show boxes"
 }
 
+# get_slurm: for the tests of the Slurm executor, which start a controller and a node of their own.
+get_slurm() {
+  local service
+  command -v sbatch >/dev/null 2>&1 && return
+  get_program sbatch slurm-wlm "without it the Slurm executor is tested with recorded output only"
+  command -v systemctl >/dev/null 2>&1 || return 0
+  for service in slurmctld slurmd munge; do
+    systemctl disable "$service" >>"$root/.setup.log" 2>&1 || true
+  done
+}
+
 # get_node: what the tests use of npm, at the versions of the lock file. Tests that need it are skipped without it.
 get_node() {
   local folder=$root/tests/node want
@@ -144,8 +155,9 @@ for part in "$@"; do
       ;;
     shellcheck) get_program shellcheck shellcheck "without it the shell scripts are not checked" ;;
     browser) get_browser ;;
+    slurm) get_slurm ;;
     node) get_node ;;
     peers) get_peers ;;
-    *) die "unknown part '$part'; known: venv, programs, browser, node, shellcheck, peers." ;;
+    *) die "unknown part '$part'; known: venv, programs, browser, node, slurm, shellcheck, peers." ;;
   esac
 done
