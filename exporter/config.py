@@ -35,6 +35,7 @@ from exporter.links import Links
 from exporter.notify.settings import NotifySettings, UrlUnavailable, urls_of
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
+from exporter.service.gradients import HistogramSettings
 from exporter.service.history import Retention
 from exporter.service.sinks.settings import InfluxSettings, TokenUnavailable, read_token
 from exporter.yaml_lines import Lines
@@ -86,6 +87,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     detectors: dict[str, dict[str, Any]] = {}
     """Options by detector name; they go before those of the preset."""
     recovery: RecoveryPolicy = RecoveryPolicy()
+    histogram: HistogramSettings = HistogramSettings()
     ended_run_grace_seconds: float = 900.0
     """A run that has ended stays in ``/metrics`` for this long."""
     retention: Retention = Retention()
@@ -152,6 +154,11 @@ def _parsed(text: str, file: str) -> tuple[Config, Lines]:
         except ValueError as error:
             line = reader.line_of_setting(f"$.detectors.{name}", str(error))
             raise ConfigError(f"{file}, line {line}: detectors.{name}: {error}.") from None
+    try:
+        config.histogram.check_names(NAMES)
+    except ValueError as error:
+        line = reader.line_of("$.histogram.detectors")
+        raise ConfigError(f"{file}, line {line}: histogram.detectors: {error}.") from None
     for index, trigger in enumerate(config.recovery.triggers):
         unknown = next((name for name in trigger.detectors if name not in NAMES), None)
         if unknown is not None:

@@ -77,6 +77,7 @@ class Exporter:
             rules=config.incidents,
             ended_grace=config.ended_run_grace_seconds,
             snapshot_seconds=config.retention.snapshot_seconds,
+            histogram=config.histogram,
         )
         self.mender = Mender(self.core, self._recorder, self.archive)
         self.ingest = Ingest()

@@ -11,14 +11,30 @@ from collections.abc import Sequence, Sized
 
 import msgspec
 
-from exporter.protocol import PROTOCOL_VERSION, Batch, ClosedPhase, Event, HooksReported, OpenPhase, RunStarted, Step
+from exporter.protocol import (
+    PROTOCOL_VERSION,
+    AttemptStarted,
+    Batch,
+    Changes,
+    ClosedPhase,
+    Event,
+    HooksReported,
+    OpenPhase,
+    RunStarted,
+    Scalar,
+    SettingApplied,
+    Step,
+)
 
 MAX_INTEGER = 2**53
 """Steps, sequence numbers and counts stay below, so that JSON, SQLite and float64 all hold them exactly."""
 
-_EVENT_INTEGERS = ("step", "resume_step", "target_step", "bytes", "pid")
+_EVENT_INTEGERS = ("step", "resume_step", "target_step", "bytes", "stored_bytes", "pid", "layers", "non_finite")
 _EVENT_CODES = ("exit_code", "signal")
-_EVENT_TEXTS = ("path", "resume_path", "target_path", "command_id")
+_EVENT_TEXTS = (
+    *("path", "resume_path", "target_path", "command_id"),
+    *("config_hash", "fingerprint", "name", "place", "file", "largest_layer", "executor"),
+)
 
 MAX_TEXT = 4096
 """Characters of a path, which no system has longer ones of. What is written for people is cut when it is kept."""
@@ -227,7 +243,12 @@ def _event(event: Event, where: str, limits: Limits) -> None:
             _integer(getattr(event, field), f"{where}.{field}", least=least)
     for field in _EVENT_TEXTS:
         _text(getattr(event, field, ""), f"{where}.{field}")
-    if isinstance(event, HooksReported):
+    if isinstance(event, AttemptStarted) and event.changes is not None:
+        _changes(event.changes, f"{where}.changes")
+    elif isinstance(event, SettingApplied):
+        for field in ("wanted", "restored", "found"):
+            _scalar(getattr(event, field), f"{where}.{field}")
+    elif isinstance(event, HooksReported):
         _parts(event.installed, f"{where}.installed", MAX_PARTS)
         _parts(event.missing, f"{where}.missing", MAX_PARTS)
         for index, hook in enumerate(event.installed):
@@ -237,10 +258,21 @@ def _event(event: Event, where: str, limits: Limits) -> None:
     elif isinstance(event, RunStarted):
         _parts(event.config, f"{where}.config", 10 * MAX_PARTS)
         for key, value in event.config.items():
-            # A seed may well be a 64-bit number; JSON carries larger ones, which the journal cannot.
-            if isinstance(value, int) and not -(2**63) <= value < 2**64:
-                message = f"The value of {shortened(key)} in the configuration does not fit into 64 bits."
-                raise Refused("malformed", message, where=keyed(f"{where}.config", key))
+            _scalar(value, keyed(f"{where}.config", key))
+
+
+def _changes(changes: Changes, where: str) -> None:
+    _integer(changes.skip_steps, f"{where}.skip_steps")
+    for field in ("settings", "removed", "exclude"):
+        _parts(getattr(changes, field), f"{where}.{field}", MAX_PARTS)
+    for key, value in changes.settings.items():
+        _scalar(value, keyed(f"{where}.settings", key))
+
+
+def _scalar(value: Scalar, where: str) -> None:
+    """A seed may well be a 64-bit number; JSON carries larger ones, which the journal cannot."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise Refused("malformed", "The value of a setting does not fit into 64 bits.", where=where)
 
 
 def _text(value: str, where: str) -> None:

@@ -14,7 +14,7 @@ from itertools import count
 
 import msgspec
 
-from exporter.incidents import Incident, Rules
+from exporter.incidents import Change, Incident, Rules
 from exporter.protocol import Batch, PushAnswer, decode_batch
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.facts import Alert
@@ -23,6 +23,7 @@ from exporter.service import snapshot
 from exporter.service.admission import Limits, Refused, check
 from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark, look_entry, mark_entry, read_look, read_mark, start_entry
+from exporter.service.gradients import HistogramSettings
 from exporter.service.intake import Answer, Intake, note
 from exporter.service.journal import Journal
 from exporter.service.keeping import Keeper, heard
@@ -56,6 +57,7 @@ class Core:
         rules: when an incident is over.
         ended_grace: seconds for which a run that has ended stays in ``/metrics``.
         snapshot_seconds: a run that changed is snapshotted after as long.
+        histogram: when gradient histograms are asked for.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Core:
         rules: Rules,
         ended_grace: float,
         snapshot_seconds: float = 300.0,
+        histogram: HistogramSettings = HistogramSettings(),  # noqa: B008 - it is frozen
     ) -> None:
         self._recorder = recorder
         self.engine = engine
@@ -77,6 +80,7 @@ class Core:
         self._limits = limits
         self._rules = rules
         self._ended_grace = ended_grace
+        self._histogram = histogram
         self.keeper = Keeper(recorder, snapshot_seconds, self._count_fault)
         self.detector_times = DetectorTimes()
         self.roster = Roster(self.keeper, read_snapshot, self._restore)
@@ -371,5 +375,10 @@ class Core:
                     reports = run.apply_mark(read_mark(entry), entry.at)
         finally:
             self.keeper.note(entry.run_id if run is not None else "", position, entry.at)
+        if run is not None:
+            # Also on replay: what is asked for is part of the run's state.
+            state = run.state
+            changes = (report for report in reports if isinstance(report, Change))
+            state.gradients.ask_after(changes, self._histogram, state.attempt, state.steps_total, entry.at)
         if run is not None and tell and self.link.tell(run, reports, entry.at):
             self._recorder.delivered(position)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from exporter.protocol import Abort, Batch, Command, PushAnswer
+from exporter.protocol import Abort, Batch, Command, HistogramRequest, PushAnswer
 from exporter.service.admission import Limits, Refused
 from exporter.service.entries import batch_entry
 from exporter.service.recorder import Recorded, Recorder
@@ -139,7 +139,21 @@ class Intake:
         of_supervisor = batch.sender.role == "supervisor"
         command, abort = self._asked(batch.run.run_id, now) if of_supervisor else (None, None)
         highest = max(batch.seq, taken.highest if taken else 0)
-        return PushAnswer(accepted_seq=highest, duplicate=duplicate, command=command, abort=abort)
+        return PushAnswer(
+            accepted_seq=highest,
+            duplicate=duplicate,
+            command=command,
+            abort=abort,
+            histogram=histogram_for(run, batch, now) if run is not None else None,
+        )
+
+
+def histogram_for(run: WatchedRun, batch: Batch, now: float) -> HistogramRequest | None:
+    """What the trainer of the newest attempt is asked for; nobody else can write it."""
+    state = run.state
+    if state.gradients.wanted is None or batch.sender.role != "trainer" or not state.running:
+        return None
+    return state.gradients.request(attempt=state.attempt, steps_total=state.steps_total, now=now)
 
 
 def check_room(run: WatchedRun, batch: Batch, now: float, limits: Limits) -> None:

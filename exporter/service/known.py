@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from exporter.detectors.base import GpuView
 from exporter.detectors.setup import RunSetup, from_config
-from exporter.protocol import GpuReading, Scalar
+from exporter.protocol import Changes, Excluded, GpuReading, Scalar, SettingApplied
 
 TEXT_CHARACTERS = 2000
 """Of a reason, or of one value of a configuration, that are kept."""
@@ -71,13 +71,58 @@ def bounded(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     kept: dict[str, Scalar] = {}
     left = CONFIG_CHARACTERS
     for key, value in config.items():
-        short = cut(value) if isinstance(value, str) else value
+        short = _short(value)
         left -= len(key) + (len(short) if isinstance(short, str) else 8)
         if left < 0:
             break
         # A run has hundreds of settings, and all runs the same: their names are kept once.
         kept[sys.intern(key)] = short
     return kept
+
+
+MOST_CHANGES = 100
+"""Settings, removed keys and excluded machines of an attempt that are kept of each."""
+
+KEY_CHARACTERS = 300
+
+
+def bounded_changes(changes: Changes | None) -> Changes | None:
+    """What is in force beyond the command line, as far as it is kept.
+
+    >>> kept = bounded_changes(Changes(settings={"lr": "x" * 5000}, removed=["a"] * 500))
+    >>> len(kept.settings["lr"]), len(kept.removed), bounded_changes(None)
+    (2001, 100, None)
+    """
+    if changes is None:
+        return None
+    settings = {key[:KEY_CHARACTERS]: _short(value) for key, value in list(changes.settings.items())[:MOST_CHANGES]}
+    return Changes(
+        settings=settings,
+        removed=[key[:KEY_CHARACTERS] for key in changes.removed[:MOST_CHANGES]],
+        verl_version=changes.verl_version[:KEY_CHARACTERS],
+        exclude=[
+            Excluded(node=one.node[:KEY_CHARACTERS], gpu=one.gpu[:KEY_CHARACTERS], reason=one.reason[:KEY_CHARACTERS])
+            for one in changes.exclude[:MOST_CHANGES]
+        ],
+        skip_steps=changes.skip_steps,
+    )
+
+
+def bounded_setting(event: SettingApplied) -> SettingApplied:
+    """A setting that took effect or did not, as far as it is kept."""
+    return SettingApplied(
+        time=event.time,
+        name=event.name[:KEY_CHARACTERS],
+        wanted=_short(event.wanted),
+        restored=_short(event.restored),
+        found=_short(event.found),
+        ok=event.ok,
+        reason=cut(event.reason),
+    )
+
+
+def _short(value: Scalar) -> Scalar:
+    return cut(value) if isinstance(value, str) else value
 
 
 def cut(text: str) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from exporter.incidents import Change, Incident
-from exporter.protocol import Abort, Command, CommandProgress
+from exporter.protocol import Abort, Command, CommandProgress, SettingApplied
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.record import RunState
 from exporter.service.entries import Mark
@@ -84,6 +84,8 @@ class RecoveryLink:
             self._engine.on_attempt(run_id, report.event, report.attempt, now)
         elif isinstance(report, CommandProgress):
             self._engine.on_progress(run_id, report, now)
+        elif isinstance(report, SettingApplied):
+            self._engine.on_setting_applied(run_id, report, now)
         else:
             self._engine.on_incident(open_incident(report.after), run.facts(), now)
 

@@ -30,29 +30,17 @@ from exporter.protocol import (
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES
 from exporter.service.goodput import Goodput
+from exporter.service.gradients import Gradients
+from exporter.service.in_force import InForce
 from exporter.service.known import bounded, gpu_views, setup_of
 from exporter.service.phases import PhaseTimes
 from exporter.service.recent import RecentSteps
 from exporter.service.sequences import Sequences
+from exporter.service.tiers import Care
 
 DURATION_BUCKETS = (
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1200.0,
-    1800.0,
-    3600.0,
-    7200.0,
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0),
 )
 """Upper bounds in seconds: from a toy model's step to a large model's."""
 
@@ -153,10 +141,14 @@ class RunState:
     senders: dict[str, SenderState] = field(default_factory=dict)
     gpus: dict[tuple[str, int], tuple[GpuReading, float]] = field(default_factory=dict)
     checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    care: Care = field(default_factory=Care)
+    """Copies and checks of the checkpoints."""
+    gradients: Gradients = field(default_factory=Gradients)
     weight_sync_seconds: float | None = None
     attempts: deque[AttemptFacts] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     config: Mapping[str, Scalar] = field(default_factory=dict)
     configured_by: str = ""
+    in_force: InForce = field(default_factory=InForce)
     setup_override: RunSetup | None = None
     """What is known of configuration and machine where the run itself does not tell: it comes from the options of a
     replay, and nothing else counts then."""
@@ -240,6 +232,7 @@ class RunState:
         """A new attempt."""
         self.attempt = number
         self.attempts.append(AttemptFacts(number, resume_step))
+        self.in_force = InForce()
         self.new_trainer(at)
 
     def new_trainer(self, at: float) -> None:

@@ -23,12 +23,17 @@ from exporter.protocol import (
     AttemptExited,
     AttemptStarted,
     Batch,
+    CheckpointChecked,
+    CheckpointCopied,
+    CheckpointPruned,
     CheckpointSaved,
     CommandProgress,
+    GradientHistogram,
     HooksReported,
     Run,
     RunFinished,
     RunStarted,
+    SettingApplied,
     Step,
     WeightsSynced,
 )
@@ -78,7 +83,7 @@ class AttemptReport:
     event: AttemptStarted | AttemptExited
 
 
-Report = StepDone | AttemptReport | CommandProgress | Change
+Report = StepDone | AttemptReport | CommandProgress | SettingApplied | Change
 """Something that the recovery engine has to hear, in the order in which it happened."""
 
 
@@ -211,6 +216,8 @@ class WatchedRun:
             self._begin(attempt, event.resume_step, at)
         elif attempt == self.state.attempt:
             self.state.resume_known(event.resume_step)
+        if attempt == self.state.attempt:
+            self.state.in_force.started(event)
         self.reports.append(AttemptReport(attempt, event))
 
     def _run_started(self, event: RunStarted, sender: SenderState, sender_id: str, at: float) -> None:
@@ -337,6 +344,17 @@ class WatchedRun:
                     save_seconds=event.save_seconds,
                 )
             )
+        elif isinstance(event, CheckpointCopied):
+            state.care.copied(event, at)
+        elif isinstance(event, CheckpointChecked):
+            state.care.checked(event, at)
+        elif isinstance(event, CheckpointPruned):
+            state.care.removed(event)
+        elif isinstance(event, GradientHistogram):
+            state.gradients.written(event, attempt=attempt, at=at)
+        elif isinstance(event, SettingApplied):
+            if attempt == state.attempt:
+                self.reports.append(state.in_force.applied(event))
         elif isinstance(event, WeightsSynced):
             state.weight_sync_seconds = event.seconds
         elif isinstance(event, RunFinished):
