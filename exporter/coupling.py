@@ -32,7 +32,7 @@ _GROUPS: Final[tuple[tuple[Kind, str, tuple[str, ...]], ...]] = (
     ("optimisation", "reward", ("reward",)),
     ("optimisation", "validation", ("val_reward", "val_loss")),
     ("memory", "GPU memory", ("gpu_memory", "gpu_memory_allocated")),
-    ("memory", "host memory", ("host_memory",)),
+    ("memory", "host memory", ("host_memory", "run_memory")),
     ("speed", "speed", ("step_time", "throughput", "tokens", "mfu")),
     ("availability", "rollouts", ("rollout_requests", "rollout_evicted", "aborted_ratio")),
     ("availability", "trainer", ("heartbeat", "process")),

@@ -9,6 +9,9 @@
 ``VERL_SENTINEL_ATTEMPT`` which start of the run this is, from 1; default 1
 ``VERL_SENTINEL_STATE_DIR`` local state of the run (spool, stop request); default :func:`default_state_dir`
 ``VERL_SENTINEL_COHORT``  what the run is compared within (a sweep, a team); a label of ``verl_run_info``
+``VERL_SENTINEL_MEMORY_LIMIT`` host memory that the run may hold on the trainer's node (bytes, or such as ``48GiB``),
+                          where that is less than its cgroup or the machine has (:mod:`trainer_entry.plugin.memory`)
+``VERL_SENTINEL_CHANGES`` what a rollback changed (JSON of ``exporter.protocol.Changes``); set by the supervisor
 ``VERL_SENTINEL_GPU_SECONDS`` seconds between two GPU readings; default 5, read by :mod:`trainer_entry.gpu`
 ======================== ==========================================================================================
 """
@@ -32,9 +35,11 @@ RUN_ID = "VERL_SENTINEL_RUN_ID"
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIR = "VERL_SENTINEL_STATE_DIR"
 COHORT = "VERL_SENTINEL_COHORT"
+CHANGES = "VERL_SENTINEL_CHANGES"
 GPU_SECONDS = "VERL_SENTINEL_GPU_SECONDS"
+MEMORY_LIMIT = "VERL_SENTINEL_MEMORY_LIMIT"
 
-VARIABLES = (URL, TOKEN, TOKEN_FILE, CA_FILE, RUN_ID, ATTEMPT, STATE_DIR, COHORT, GPU_SECONDS)
+VARIABLES = (URL, TOKEN, TOKEN_FILE, CA_FILE, RUN_ID, ATTEMPT, STATE_DIR, COHORT, GPU_SECONDS, MEMORY_LIMIT)
 """All of them, in the order of the table above: what an entry point hands on to Ray workers."""
 
 MAX_COHORT = 128
@@ -43,6 +48,7 @@ MAX_COHORT = 128
 DEFAULT_URL = "http://127.0.0.1:9464"
 
 _OFF = {"", "off", "0", "none", "false"}
+_SHIFTS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _RUN_ID_SHAPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -62,6 +68,8 @@ class Settings:
     attempt: int = 1
     state_dir: Path | None = None
     cohort: str = ""
+    memory_limit: int | None = None
+    """Bytes."""
 
     def bearer(self) -> str:
         """The token to send now, or an empty string. A token file is read at each call, so that it can be rotated."""
@@ -122,7 +130,21 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
         attempt=int(attempt_text),
         state_dir=Path(state_dir) if state_dir else (default_state_dir(run_id) if run_id else None),
         cohort=cohort,
+        memory_limit=_bytes(environ.get(MEMORY_LIMIT, "").strip()),
     )
+
+
+def _bytes(text: str) -> int | None:
+    """A size as a person writes it; None for none. Raises :class:`SettingsError`.
+
+    >>> _bytes("48GiB"), _bytes("1048576"), _bytes("")
+    (51539607552, 1048576, None)
+    """
+    match = re.fullmatch(r"(\d{1,15})([KMGT]iB)?", text)
+    size = int(match[1]) << _SHIFTS[match[2] or ""] if match else 0
+    if text and not size:
+        raise SettingsError(f"{MEMORY_LIMIT} is {text!r}; expected bytes, or a size such as 48GiB (KiB, MiB, TiB).")
+    return size or None
 
 
 def derive_run_id(project: str, experiment: str, checkpoint_dir: str) -> str:

@@ -83,6 +83,7 @@ SIGNALS: Final[Mapping[str, str]] = {
     "gpu_memory": N_("GPU memory reserved"),
     "gpu_memory_allocated": N_("GPU memory allocated"),
     "host_memory": N_("Host memory"),
+    "run_memory": N_("Memory of the run"),
     "generation_time": N_("Generation"),
     "slowest_rollout_time": N_("Slowest answer"),
     "mean_rollout_time": N_("Mean answer"),

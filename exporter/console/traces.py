@@ -63,7 +63,7 @@ CHARTS: Final[Sequence[tuple[str, ...]]] = (
     ("rollout_kl", "rollout_k3_kl", "rollout_probs_diff", "rollout_log_ppl_diff"),
     ("step_time",),
     ("throughput", "tokens"),
-    ("gpu_memory", "gpu_memory_allocated", "host_memory"),
+    ("gpu_memory", "gpu_memory_allocated", "host_memory", "run_memory"),
 )
 """One chart for each: of the first of these signals that the run has."""
 

@@ -1,9 +1,9 @@
 """Step detector ``memory``: memory of the GPUs or of the host runs out, and when.
 
 The growth in the window is fitted (:mod:`exporter.detectors.growth`) and carried on to the limit, where the limit is
-known: the memory of one GPU, or of the host. It is a page when the steps to the limit are at most three times those
-that were seen, is within the horizon, and ends before the run does. Nothing is carried on further than that: a
-tooth of a saw looks like a leak until it falls.
+known: the memory of one GPU, of the host, or what the run's own processes may hold there. It is a page when the steps
+to the limit are at most three times those that were seen, is within the horizon, and ends before the run does. Nothing
+is carried on further than that: a tooth of a saw looks like a leak until it falls.
 
 What is called growth has to be steady. verl logs running peaks, which climb in a few stairs while the run warms up and
 then stay; so there have to be several rises, none of them most of the climb, and the last one not long ago. The climb
@@ -87,14 +87,21 @@ _HOST_ADVICE = (
 )
 
 
+_RUN_ADVICE = ("ps and ray memory on the trainer's host: which process of the run grows?", *_HOST_ADVICE[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class _Watch:
     signal: str
     what: str
     host: bool
     advice: tuple[str, ...]
+    own: bool = False
+    """Of the run's own processes; everybody's otherwise."""
 
     def limit(self, setup: RunSetup) -> float | None:
+        if self.own:
+            return setup.run_memory_bytes
         return setup.host_memory_bytes if self.host else setup.gpu_memory_bytes
 
 
@@ -102,6 +109,7 @@ _WATCHES = (
     _Watch("gpu_memory", "GPU memory (reserved)", False, GPU_ADVICE),
     _Watch("gpu_memory_allocated", "GPU memory (allocated)", False, GPU_ADVICE),
     _Watch("host_memory", "host memory", True, _HOST_ADVICE),
+    _Watch("run_memory", "memory of the run's processes", True, _RUN_ADVICE, own=True),
 )
 _MEANING = {
     False: "Every step keeps more GPU memory than the one before. At the limit a worker dies of CUDA out of memory.",

@@ -88,6 +88,8 @@ class RunSetup:
     gpu_memory_bytes: float | None = None
     """Memory of one GPU, the smallest where they differ."""
     host_memory_bytes: float | None = None
+    run_memory_bytes: float | None = None
+    """What the processes of the run may hold together on the trainer's host."""
     max_response_length: int | None = None
     """Tokens."""
     lr: LrSchedule | None = None
@@ -99,6 +101,8 @@ class RunSetup:
 UNKNOWN: Final = RunSetup()
 
 _ACTOR: Final = "actor_rollout_ref.actor"
+RUN_MEMORY_LIMIT: Final = "verl_sentinel.run_memory_limit_bytes"
+"""What the plugin puts beside the configuration: limit of cgroup, machine, or set by a person."""
 _SYNC: Final = "parameter_sync_step"
 
 
@@ -128,6 +132,7 @@ def from_config(config: Mapping[str, Scalar]) -> RunSetup:
     critic_horizon = _count(config, "critic.optim.total_training_steps") or horizon
     return RunSetup(
         total_steps=trained,
+        run_memory_bytes=_number(config.get(RUN_MEMORY_LIMIT)),
         max_response_length=_count(config, "data.max_response_length"),
         lr=_schedule(config, optimizer, strategy, horizon, updates, first),
         uses_kl=_either(config.get(f"{_ACTOR}.use_kl_loss"), config.get("algorithm.use_kl_in_reward")),

@@ -31,6 +31,7 @@ MAIN: Final = (
     "throughput",
     "gpu_memory",
     "host_memory",
+    "run_memory",
     "lr",
 )
 """Shown of every run that has them, as far as there is room."""

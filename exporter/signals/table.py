@@ -234,6 +234,13 @@ _SIGNALS: Final = (
         _ppo("actor/perf/cpu_memory_used_gb", "perf/cpu_memory_used_gb", scale=GIB)
         + _sft("perf/cpu_memory_used_gb", scale=GIB),
     ),
+    Signal(
+        "run_memory",
+        "bytes",
+        "Memory that the run's own processes hold on the trainer's host",
+        # The plugin adds it to the step's metrics (trainer_entry.plugin.memory).
+        _ppo("verl_sentinel/run_memory_bytes") + _sft("verl_sentinel/run_memory_bytes"),
+    ),
 )
 
 SIGNALS: Final[Mapping[str, Signal]] = {signal.name: signal for signal in _SIGNALS}

@@ -265,6 +265,18 @@ def test_a_leak_of_the_host_is_a_page() -> None:
     assert pages(said(values, signal="host_memory"))
 
 
+def test_a_leak_of_the_runs_own_processes_is_foreseen_against_what_they_may_hold() -> None:
+    setup = RunSetup(run_memory_bytes=6.0 * GIB)
+    values = [2.0 + 0.05 * max(0, step - 25) for step in range(1, 101)]
+    first = pages(said(values, setup, "run_memory"))[0]
+    assert first < 70
+    (verdict,) = [v for v in said(values[:first], setup, "run_memory") if v.step == first]
+    assert verdict.forecast is not None
+    assert verdict.forecast.limit == 6.0 * GIB
+    assert verdict.forecast.steps is not None
+    assert abs(first + verdict.forecast.steps - 105) < 12
+
+
 def test_one_leak_is_said_once_though_torch_has_two_figures_for_it() -> None:
     detector = Memory()
     for step, value in enumerate(leak(SHAPES["linear"], 100), start=1):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from exporter.protocol import Event, Run
+from trainer_entry.plugin.memory import RunMemory
 from trainer_entry.push import PushClient
 from trainer_entry.settings import Settings
 
@@ -42,6 +43,7 @@ class Runtime:
         """Called when the trainer has opened its tracking and is connected."""
         self.at_finish: list[Callable[[], None]] = []
         """Called at the end of the run, before the last flush."""
+        self.memory = RunMemory()
         self._trainer_client: PushClient | None = None
         self._worker_client: PushClient | None = None
         os.register_at_fork(after_in_child=self._after_fork)

@@ -125,6 +125,7 @@ _SIGNALS: Final = (
     ("gpu_memory", "verl_actor_gpu_memory_bytes", "Peak of the memory that torch reserved on a GPU"),
     ("gpu_memory_allocated", "verl_actor_gpu_memory_allocated_bytes", "Peak of the memory that tensors took on a GPU"),
     ("host_memory", "verl_host_memory_used_bytes", "Memory in use on the trainer's host"),
+    ("run_memory", "verl_run_memory_bytes", "Memory that the run's processes hold on the trainer's host"),
 )  # fmt: skip
 
 SIGNALS: Final[Mapping[str, Family]] = {signal: _add("gauge", name, text, "run") for signal, name, text in _SIGNALS}
@@ -200,6 +201,33 @@ CHECKPOINT_VERIFIED_AT = _add(
 )
 CHECKPOINT_SIZE = _add("gauge", "verl_checkpoint_size_bytes", "Size of the newest checkpoint on disk", "run")
 CHECKPOINT_SAVE = _add("gauge", "verl_checkpoint_save_seconds", "How long saving the newest checkpoint took", "run")
+_TIER = ("run", "tier")
+TIER_STEP = _add("gauge", "verl_checkpoint_tier_last_step", "Step of the newest good copy in the tier", *_TIER)
+TIER_AT = _add(
+    "gauge",
+    "verl_checkpoint_tier_last_timestamp_seconds",
+    "When the tier's newest good copy was reported, Unix seconds by the exporter's clock",
+    *_TIER,
+)
+TIER_SIZE = _add("gauge", "verl_checkpoint_tier_size_bytes", "Size of the tier's newest good copy", *_TIER)
+TIER_COPIES = _add("counter", "verl_checkpoint_tier_copies", "Copies into the tier, by outcome", *_TIER, "outcome")
+TIER_FAILING = _add("gauge", "verl_checkpoint_tier_failing", "1 while the newest copy into the tier failed", *_TIER)
+TIER_PRUNED = _add("counter", "verl_checkpoint_pruned", "Checkpoints that retention removed", *_TIER)
+CHECKS = _add("counter", "verl_checkpoint_checks", "Verifications by depth and outcome", "run", "depth", "outcome")
+CHECKED_STEP = _add(
+    "gauge", "verl_checkpoint_last_checked_step", "Step of the newest checkpoint that passed", "run", "depth"
+)
+CHECK_FAILING = _add(
+    "gauge", "verl_checkpoint_check_failing", "1 while the newest verification of the depth failed", "run", "depth"
+)
+SETTING_IN_EFFECT = _add(
+    "gauge",
+    "verl_setting_in_effect",
+    "1 where a changed setting is in effect in this attempt, else 0",
+    "run",
+    "setting",
+)
+GRADIENT_HISTOGRAMS = _add("counter", "verl_gradient_histograms", "Gradient histograms that were written", "run")
 HOOKS_IN_PLACE = _add("gauge", "verl_hooks_in_place", "Hooks of the plugin that are in place", "run")
 HOOKS_EXPECTED = _add("gauge", "verl_hooks_expected", "Hooks that the plugin would like to have in place", "run")
 
@@ -253,6 +281,10 @@ RECOVERY_BUDGET = _add(
     "gauge", "verl_recovery_budget_remaining", "Recoveries that the policy still allows the run in 24 hours", "run"
 )
 RECOVERY_TARGET = _add("gauge", "verl_recovery_target_step", "Step to which the run's newest recovery goes back", "run")
+RECOVERY_RUNG = _add("gauge", "verl_recovery_rung", "1 for the rung of the run's newest recovery", "run", "rung")
+RECOVERY_CLIMBED = _add(
+    "gauge", "verl_recovery_climbed", "1 while the run's newest recovery follows one that failed on a lower rung", "run"
+)
 
 # The exporter itself
 

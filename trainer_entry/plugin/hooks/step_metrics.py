@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from exporter.protocol import RunStarted, Scalar
+from trainer_entry.plugin import memory
 from trainer_entry.plugin.hooks.base import Hook
 from trainer_entry.plugin.runtime import now
 from trainer_entry.plugin.wrapping import Target, wrap
@@ -58,7 +59,8 @@ class StepMetrics(Hook):
                     data = kwargs["data"] if "data" in kwargs else args[0]
                     step = int(kwargs["step"] if "step" in kwargs else args[1])
                     runtime.last_step = step
-                    client.step(step, data)
+                    held = runtime.memory.newest
+                    client.step(step, data if held is None else {**data, memory.METRIC: held})
                 except Exception as error:  # noqa: BLE001 - as Runtime.guarded, without its cost on the hot path
                     runtime.failed("step_metrics", error)
             return original(tracking, *args, **kwargs)
@@ -72,9 +74,17 @@ class StepMetrics(Hook):
         client = self.runtime.open_trainer(
             str(given.get("project_name", "")), str(given.get("experiment_name", "")), config
         )
-        client.event(RunStarted(time=now(), config=flatten(config or {})))
+        self.runtime.memory.start()
+        self.runtime.at_finish.append(self.runtime.memory.stop)
+        client.event(RunStarted(time=now(), config=flatten(config or {}) | self._limit()))
         for call in tuple(self.runtime.at_open):
             self.runtime.guarded(self.name, call)
+
+
+    def _limit(self) -> dict[str, Scalar]:
+        """What the run may hold of the node's memory, beside its configuration."""
+        found = memory.limit(self.runtime.settings.memory_limit)
+        return {} if found is None else {memory.LIMIT_SETTING: found}
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
