@@ -306,6 +306,8 @@ class CommandProgress(_Wire, frozen=True, tag="command_progress"):
     target_path: str = ""
     running: bool | None = None
     """Whether the run's trainer runs at this moment; absent from a supervisor that does not say it."""
+    code: int | None = None
+    """Of ``failed``: why, as the supervisor's exit codes have it (``verl-sentinel-train run --help``)."""
 
 
 Event = (
