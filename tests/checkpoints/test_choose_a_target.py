@@ -96,6 +96,10 @@ def edit_manifest(change: Callable[[dict], None]) -> Callable[[Path], None]:  # 
     return edit
 
 
+def without(manifest: dict, path: str) -> list:  # type: ignore[type-arg]
+    return [entry for entry in manifest["files"] if entry["path"] != path]
+
+
 def link_shard(directory: Path) -> None:
     (directory / SHARD).rename(directory.parent / "elsewhere.pt")
     (directory / SHARD).symlink_to(directory.parent / "elsewhere.pt")
@@ -135,9 +139,13 @@ def huge_manifest(directory: Path) -> None:
         (edit_manifest(lambda m: m["files"].append(dict(m["files"][0], path="../../x"))), "not a plain one"),
         (edit_manifest(lambda m: m["files"].append(dict(m["files"][0], path="/etc/passwd"))), "not a plain one"),
         (edit_manifest(lambda m: m["files"].append(dict(m["files"][0]))), "not a plain one"),
-        (edit_manifest(lambda m: m.update(files=[f for f in m["files"] if f["path"] != SHARD])), "rank 1 of 2"),
-        (edit_manifest(lambda m: m.update(files=[f for f in m["files"] if f["path"] != "data.pt"])), "data.pt"),
-        (edit_manifest(lambda m: m.update(world_sizes={"actor": 4_000_000})), "world size 4000000"),
+        (edit_manifest(lambda m: m.update(files=[f for f in m["files"] if f["path"] != SHARD])), "its own seal"),
+        (edit_manifest(lambda m: m.update(metrics={"actor/loss": 0.0})), "its own seal"),
+        (edit_manifest(lambda m: m.pop("seal")), "its own seal"),
+        # Format 1 has no seal.
+        (edit_manifest(lambda m: m.update(format=1, files=without(m, SHARD))), "rank 1 of 2"),
+        (edit_manifest(lambda m: m.update(format=1, files=without(m, "data.pt"))), r"data\.pt"),
+        (edit_manifest(lambda m: m.update(format=1, world_sizes={"actor": 4_000_000})), "world size 4000000"),
     ],
 )
 def test_a_damaged_or_hostile_checkpoint_is_refused_with_the_reason_and_the_one_before_is_taken(

@@ -19,6 +19,7 @@ import pytest
 from push_receiver import Receiver, until
 
 from exporter.protocol import CheckpointSaved, HooksReported, RunFinished, RunStarted, WeightsSynced
+from trainer_entry.configuration import flatten
 from trainer_entry.plugin.hooks.base import LEGACY, SFT, V1
 from trainer_entry.plugin.hooks.checkpoints import Checkpoints
 from trainer_entry.plugin.hooks.clean_stop import CleanStop
@@ -26,7 +27,7 @@ from trainer_entry.plugin.hooks.fit import FIT_TARGETS
 from trainer_entry.plugin.hooks.phases import Phases
 from trainer_entry.plugin.hooks.rollouts import Rollouts
 from trainer_entry.plugin.hooks.run_end import RunEnd
-from trainer_entry.plugin.hooks.step_metrics import StepMetrics, flatten
+from trainer_entry.plugin.hooks.step_metrics import StepMetrics
 from trainer_entry.plugin.hooks.weight_sync import WeightSync
 from trainer_entry.plugin.runtime import Runtime
 from trainer_entry.plugin.wrapping import Target
@@ -251,6 +252,7 @@ def ppo_trainer(folder: Path, step: int, **checkpoint: Any) -> Any:
 
 
 def saving(runtime: Runtime, save: Any) -> Any:
+    runtime.logged(5, {"actor/loss": np.float32(0.5), "text": "x"})
     module = module_with(PPOTrainer=type("PPOTrainer", (), {"_save_checkpoint": save}))
     hook = Checkpoints(runtime)
     hook.install(module, hook.targets[0])

@@ -13,25 +13,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_entry.checkpoints.problems import CheckpointError as CheckpointError  # noqa: PLC0414 - for others to import
+from trainer_entry.checkpoints.problems import Code
+
 MANIFEST_NAME = "verl_sentinel_manifest.json"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 OURS_PREFIX = "verl_sentinel_"
 
+EMPTIED = "only its data.pt is left, as verl's own retention (trainer.max_actor_ckpt_to_keep) leaves an old step"
+
 _STEP = re.compile(r"global_step_(0|[1-9][0-9]{0,17})\Z")
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_([1-9][0-9]{0,6})_rank_(0|[1-9][0-9]{0,6})\.pt\Z")
+_METADATA = re.compile(r"(^|/)\.metadata\Z")
 _SFT_DATA = re.compile(r"data_(0|[1-9][0-9]{0,6})\.pt\Z")
-
-
-class CheckpointError(Exception):
-    """A checkpoint cannot be used or described; the message is a sentence for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """``problem`` is empty for a complete checkpoint; ``world_sizes`` maps component (``.`` for SFT) to its ranks."""
+    """``problem`` is empty for a complete checkpoint; ``world_sizes`` maps component (``.`` for SFT) to its ranks.
+
+    ``code`` names the kind of problem.
+    """
 
     problem: str
     world_sizes: dict[str, int]
+    code: Code = "missing_shard"
 
 
 def step_of(directory: str | os.PathLike[str]) -> int | None:
@@ -87,10 +93,12 @@ def completeness(files: Iterable[str], expected: Mapping[str, int] | None = None
     names = sorted(files)
     top = {name for name in names if "/" not in name}
     components = [part for part in ("actor", "critic") if any(name.startswith(part + "/") for name in names)]
+    if "data.pt" in top and not components and not any(_SHARD.match(n) or _METADATA.search(n) for n in names):
+        return Completeness(EMPTIED, {}, "retention")
     if "critic" in components and "actor" not in components:
         return Completeness("there is a critic/ but no actor/ in it", {})
     if components and "data.pt" not in top:
-        return Completeness("data.pt, the position in the data, is missing", {})
+        return Completeness("data.pt, the position in the data, is missing", {}, "missing_data")
     world_sizes: dict[str, int] = {}
     for component in components or ["."]:
         prefix = "" if component == "." else component + "/"
@@ -102,10 +110,19 @@ def completeness(files: Iterable[str], expected: Mapping[str, int] | None = None
     if not components:
         ranks = {int(match.group(1)) for name in top if (match := _SFT_DATA.match(name))}
         if not ranks and "data.pt" not in top:
-            return Completeness("data_0.pt, the position in the data, is missing", {})
-        gaps = sorted(set(range(max(ranks) + 1)) - ranks) if ranks else []
+            return Completeness("data_0.pt, the position in the data, is missing", {}, "missing_data")
+        # Absurd numbers are file names too; the shards say how many data ranks there can be.
+        most = max(world_sizes.get(".", 0), len(ranks))
+        if ranks and max(ranks) >= most:
+            gaps = [next(rank for rank in range(most + 1) if rank not in ranks)]
+        else:
+            gaps = sorted(set(range(max(ranks) + 1)) - ranks) if ranks else []
+            # One file for each data-parallel rank, of which all have equally many ranks.
+            world = world_sizes.get(".", 0)
+            if not gaps and 0 < len(ranks) < world and world % len(ranks):
+                gaps = [len(ranks)]
         if gaps:
-            return Completeness(f"data_{gaps[0]}.pt, the position in the data, is missing", {})
+            return Completeness(f"data_{gaps[0]}.pt, the position in the data, is missing", {}, "missing_data")
     return Completeness("", world_sizes)
 
 
@@ -113,7 +130,7 @@ def _component(component: str, names: list[str], expected: Mapping[str, int]) ->
     where = "the checkpoint directory" if component == "." else f"{component}/"
     shards = [(m.group(1), int(m.group(2)), int(m.group(3))) for n in names if (m := _SHARD.match(n))]
     if not shards:
-        if any(name == ".metadata" or name.endswith("/.metadata") for name in names):
+        if any(_METADATA.search(name) for name in names):
             return "", 0
         return f"there are no model shards in {where}", 0
     sizes = {size for _, size, _ in shards}
@@ -125,7 +142,7 @@ def _component(component: str, names: list[str], expected: Mapping[str, int]) ->
         size = sizes.pop()
     present: dict[str, set[int]] = {}
     for kind, world, rank in shards:
-        if world == size:
+        if world == size and rank < size:
             present.setdefault(kind, set()).add(rank)
     if "model" not in present:
         return f"there are no model shards of world size {size} in {where}", 0

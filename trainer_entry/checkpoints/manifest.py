@@ -1,55 +1,40 @@
-"""The manifest of a checkpoint: written last and atomically after a save, discarded before a save into the same place.
+"""The manifest of a checkpoint: what a save left on the disk, and what the run was when it was made.
 
-Called by the plugin around verl's save (from a thread of its own), and by the supervisor, which marks the checkpoints
-that a rollback left behind. verl overwrites ``global_step_N`` when a resumed run reaches step N again, so:
-``discard_manifest`` before the save, ``write_manifest`` after it.
+Written last and atomically by :mod:`trainer_entry.checkpoints.writing`; read here as hostile input by whoever verifies,
+lists or copies. Format 2 is what is written; format 1, of earlier versions, has files, step and world sizes only.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import threading
-import time
-from pathlib import Path
+import errno
+import hashlib
+from collections.abc import Iterable
 
 import msgspec
 
-from trainer_entry.checkpoints.files import (
-    Cancel,
-    ManifestCancelled,
-    file_facts,
-    opened_directory,
-    safe_parts,
-    tree_files,
-)
-from trainer_entry.checkpoints.layout import (
-    MANIFEST_NAME,
-    OURS_PREFIX,
-    TRACKER_NAME,
-    CheckpointError,
-    completeness,
-    step_of,
-)
+from exporter.protocol import Number, Scalar
+from trainer_entry.checkpoints.atomic import read_small, write_json_atomically
+from trainer_entry.checkpoints.files import MAX_FILES, safe_parts
+from trainer_entry.checkpoints.layout import MANIFEST_NAME, completeness
+from trainer_entry.checkpoints.problems import CheckpointError
 
 __all__ = [
-    "ABANDONED_NAME",
+    "FORMAT",
+    "MAX_MANIFEST_BYTES",
     "FileEntry",
     "Manifest",
-    "ManifestCancelled",
-    "background_priority",
-    "discard_manifest",
-    "mark_abandoned",
-    "point_tracker",
+    "fingerprint_of",
+    "read_manifest",
     "read_small",
+    "sealed",
     "write_json_atomically",
-    "write_manifest",
 ]
 
-ABANDONED_NAME = OURS_PREFIX + "abandoned.json"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+MAX_CONFIG = 10_000
+"""Settings, metrics and facts about the data, each, that a manifest may hold."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,16 +45,50 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a save knows of itself when verl returns from it: all of a manifest but the files and the metrics.
+
+    What could not be found out is empty.
+    """
+
+    run_id: str = ""
+    attempt: int = 0
+    """Which start of the run saved it; 0 where that is not known."""
+    trainer: str = ""
+    """``ppo_v1``, ``ppo_legacy``, ``sft``."""
+    verl_version: str = ""
+    torch_version: str = ""
+    cuda_version: str = ""
+    """That torch was built for; empty for the CPU build."""
+    config: dict[str, Scalar] = {}
+    """The resolved configuration, flat, without secrets."""
+    config_hash: str = ""
+    git_commit: str = ""
+    """Of the trainer's working directory; empty where it is no git repository."""
+    git_dirty: bool | None = None
+    """Whether tracked files differed from that commit."""
+    data_position: dict[str, Scalar] = {}
+    """How far in the data: ``epoch`` from 0, ``batches`` of ``batches_per_epoch`` in it, ``samples``."""
+    model: str = ""
+    """Short name of the model that is trained: letters, digits, ``.``, ``_``, ``-``."""
+
+
+class Manifest(Origin, frozen=True, kw_only=True):
     """What a checkpoint was when verl had saved it. ``world_sizes`` maps component (``.`` for SFT) to its ranks."""
 
     format: int
     step: int
     files: list[FileEntry]
     world_sizes: dict[str, int] = {}
-    verl_version: str = ""
+    metrics: dict[str, Number] = {}
+    """As verl logged them, of ``metrics_step``: the step itself, or the newest before it that was logged in time."""
+    metrics_step: int | None = None
+    fingerprint: str = ""
+    """See :func:`fingerprint_of`."""
     written_at: float = 0.0
     """Unix seconds, for a person."""
+    seal: str = ""
+    """SHA-256 over all other fields: an edit by hand shows. It keeps no forger away."""
 
     @property
     def bytes(self) -> int:
@@ -77,143 +96,88 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(entry.size for entry in self.files)
 
 
-def background_priority() -> None:
-    """Lower the calling thread's CPU priority (Linux: nice is per thread); for a thread that hashes beside training."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+def fingerprint_of(files: Iterable[FileEntry]) -> str:
+    """SHA-256, in hex, over names, sizes and hashes of all files: the same content has the same.
 
-
-def write_manifest(
-    directory: str | os.PathLike[str],
-    step: int,
-    *,
-    world_size: int | None = None,
-    verl_version: str = "",
-    cancel: Cancel | None = None,
-) -> Manifest:
-    """Hash every file of a finished save and write the manifest, last and atomically; removes an abandoned mark.
-
-    ``world_size`` is the number of ranks of every component where the caller knows it; otherwise ``fsdp_config.json``
-    and the shard names say. ``cancel`` (a ``threading.Event``) is looked at between buffers of 4 MiB. Raises
-    CheckpointError with a sentence when the checkpoint is incomplete, holds links, or changes meanwhile, and OSError
-    from the disk; no manifest is left behind then.
+    >>> a = FileEntry(path="a", size=1, sha256="0"); b = FileEntry(path="b", size=1, sha256="1")
+    >>> fingerprint_of([a, b]) == fingerprint_of([b, a]) != fingerprint_of([a])
+    True
     """
-    path = Path(directory)
-    if step_of(path) != step:
-        raise CheckpointError(f"The directory {path} is not named global_step_{step}, though step {step} was saved.")
-    discard_manifest(path)
-    with opened_directory(path) as root:
-        names = tree_files(root)
-        expected = (
-            {part: world_size for part in ("actor", "critic", ".")} if world_size else _configured_sizes(root, names)
+    digest = hashlib.sha256()
+    for entry in sorted(files, key=lambda entry: entry.path):
+        digest.update(f"{entry.path}\0{entry.size}\0{entry.sha256}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def sealed(manifest: Manifest) -> Manifest:
+    """The manifest with its seal."""
+    body = msgspec.json.decode(msgspec.json.encode(manifest))
+    return msgspec.structs.replace(manifest, seal=_seal_of(body))
+
+
+def read_manifest(root: int, step: int) -> Manifest:
+    """Read and check the manifest of an opened checkpoint directory, which is of ``step``.
+
+    Raises CheckpointError for whatever is wrong with it, FileNotFoundError where there is none, OSError.
+    """
+    try:
+        body = read_small(root, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"Its {MANIFEST_NAME} is a symbolic link.", "link", MANIFEST_NAME) from error
+        raise
+    try:
+        raw = msgspec.json.decode(body)
+        manifest = msgspec.convert(raw, type=Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise CheckpointError(f"Its {MANIFEST_NAME} is malformed: {error}.", "manifest_malformed") from error
+    if manifest.format not in READABLE:
+        raise CheckpointError(
+            f"Its manifest has format {manifest.format}; this version reads formats 1 to {FORMAT}.", "manifest_format"
         )
-        complete = completeness(names, expected)
-        if complete.problem:
-            raise CheckpointError(f"The checkpoint {path} is incomplete: {complete.problem}.")
-        entries = []
-        for name in names:
-            parts = safe_parts(name)
-            if parts is None:
-                raise CheckpointError(f"The checkpoint {path} has a file with an unusable name: {name!r}.")
-            facts = file_facts(root, parts, hashed=True, cancel=cancel)
-            entries.append(FileEntry(path=name, size=facts.size, sha256=facts.sha256))
-    if cancel is not None and cancel.is_set():
-        raise ManifestCancelled(f"The manifest of {path} was cancelled before it was written.")
-    manifest = Manifest(
-        format=FORMAT,
-        step=step,
-        files=entries,
-        world_sizes=complete.world_sizes,
-        verl_version=verl_version,
-        written_at=time.time(),
-    )
-    write_json_atomically(path / MANIFEST_NAME, manifest)
+    if manifest.step != step:
+        raise CheckpointError(
+            f"Its manifest is of step {manifest.step}, but the directory is of step {step}.", "manifest_other_step"
+        )
+    _check_files(manifest)
+    if max(len(manifest.config), len(manifest.metrics), len(manifest.data_position)) > MAX_CONFIG:
+        raise CheckpointError(f"Its manifest holds more than {MAX_CONFIG} settings or metrics.", "manifest_malformed")
+    if manifest.format > 1:
+        _check_seal(raw, manifest)
+    complete = completeness((entry.path for entry in manifest.files), manifest.world_sizes)
+    if complete.problem:
+        raise CheckpointError(f"It is incomplete: {complete.problem}.", complete.code)
     return manifest
 
 
-def discard_manifest(directory: str | os.PathLike[str]) -> bool:
-    """Remove the manifest (and an abandoned mark) before a save into the same place; True if there was a manifest."""
-    path = Path(directory)
-    with contextlib.suppress(FileNotFoundError):
-        (path / ABANDONED_NAME).unlink()
-    try:
-        (path / MANIFEST_NAME).unlink()
-    except FileNotFoundError:
-        return False
-    _sync_directory(path)
-    return True
+def _check_files(manifest: Manifest) -> None:
+    if len(manifest.files) > MAX_FILES:
+        raise CheckpointError(
+            f"Its manifest lists {len(manifest.files)} files, more than the {MAX_FILES} allowed.", "manifest_malformed"
+        )
+    seen: set[str] = set()
+    for entry in manifest.files:
+        if safe_parts(entry.path) is None or entry.path in seen:
+            raise CheckpointError(
+                f"Its manifest lists a path that is not a plain one below it: {entry.path[:200]!r}.",
+                "manifest_malformed",
+            )
+        seen.add(entry.path)
 
 
-def mark_abandoned(directory: str | os.PathLike[str], rolled_back_to: int, reason: str = "") -> None:
-    """Say in a checkpoint that a rollback went behind it, so that it is never chosen later in place of the new branch.
-
-    After a rollback from step 40 to 10, ``global_step_20`` to ``_40`` stay on disk with manifests that match, though
-    they hold the very fault. The next save into the directory, or an operator who deletes the file, lifts the mark.
-    """
-    record = {"rolled_back_to": rolled_back_to, "reason": reason[:1000], "time": time.time()}
-    write_json_atomically(Path(directory) / ABANDONED_NAME, record)
-
-
-def point_tracker(root: str | os.PathLike[str], step: int) -> None:
-    """Make verl's own tracker name the step that a rollback went back to.
-
-    Otherwise a later automatic resume, with or without a supervisor, would take a newer checkpoint that was left
-    behind. Raises OSError.
-    """
-    _replace(Path(root) / TRACKER_NAME, str(step).encode())
+def _check_seal(raw: object, manifest: Manifest) -> None:
+    if not isinstance(raw, dict) or _seal_of(raw) != manifest.seal:
+        raise CheckpointError(
+            f"Its {MANIFEST_NAME} was changed after it was written: it does not match its own seal.", "manifest_edited"
+        )
+    if fingerprint_of(manifest.files) != manifest.fingerprint:
+        raise CheckpointError(
+            f"Its {MANIFEST_NAME} was changed after it was written: its fingerprint is not that of its files.",
+            "manifest_edited",
+        )
 
 
-def write_json_atomically(path: Path, value: object) -> None:
-    """Write to a temporary file in the same directory, fsync, rename, fsync the directory."""
-    _replace(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
-
-
-def _replace(path: Path, body: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_directory(path.parent)
-
-
-def read_small(root: int, name: str, limit: int) -> bytes:
-    """Read one file below ``root``, no link, no larger than ``limit`` bytes. Raises OSError, CheckpointError."""
-    parts = safe_parts(name)
-    if parts is None:
-        raise CheckpointError(f"{name!r} is no path inside the checkpoint.")
-    facts = file_facts(root, parts, hashed=False)
-    if facts.size > limit:
-        raise CheckpointError(f"{name} has {facts.size} bytes, more than the {limit} allowed.")
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read(limit + 1)[:limit]
-
-
-def _configured_sizes(root: int, names: list[str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for component in ("actor", "critic", "."):
-        name = "fsdp_config.json" if component == "." else f"{component}/fsdp_config.json"
-        if name not in names:
-            continue
-        # A configuration that cannot be read is no reason to refuse: the shard names then say the world size.
-        with contextlib.suppress(OSError, CheckpointError, ValueError):
-            content = json.loads(read_small(root, name, 1 << 20))
-            size = content.get("world_size") if isinstance(content, dict) else None
-            if isinstance(size, int) and 0 < size < 10_000_000:
-                sizes[component] = size
-    return sizes
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _seal_of(document: dict[str, object]) -> str:
+    """Over the document, not the type: a field that a newer version added counts too."""
+    counted = {key: value for key, value in document.items() if key != "seal"}
+    return hashlib.sha256(msgspec.json.encode(counted, order="sorted")).hexdigest()

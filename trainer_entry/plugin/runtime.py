@@ -10,15 +10,21 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
-from exporter.protocol import Event, Run
+from exporter.protocol import Event, Number, Run, Scalar, json_number
 from trainer_entry.plugin.memory import RunMemory
 from trainer_entry.push import PushClient
 from trainer_entry.settings import Settings
 
 _T = TypeVar("_T")
+
+_LOGGED_PARTS = 16
+_LONGEST_KEY = 300
+_MOST_METRICS = 5000
 
 FINISH_SECONDS = 2.0
 """How long the end of training may wait for the exporter; what is left then is on disk."""
@@ -36,6 +42,9 @@ class Runtime:
         self.trainer: Any = None
         self.last_step = 0
         """The last step logged (SFT keeps its step in a local variable of fit)."""
+        self.config: dict[str, Scalar] = {}
+        """The resolved configuration, flat and without secrets, once the trainer has opened its tracking."""
+        self._logged: deque[tuple[int, Any]] = deque(maxlen=_LOGGED_PARTS)
         self.finished = False
         self.failures: dict[str, int] = {}
         """Exceptions of ours, by hook, that were kept away from training."""
@@ -110,6 +119,30 @@ class Runtime:
             self._worker_client = client
             client.start()
         return client
+
+    def logged(self, step: int, data: Any) -> None:
+        """verl logged metrics of a step; on the training loop's own path, so nothing is done with them yet."""
+        self.last_step = step
+        self._logged.append((step, data))
+
+    def metrics_of(self, step: int) -> tuple[dict[str, Number], int | None]:
+        """The metrics logged for a step, or for the newest step before it that is still known, and which step it is.
+
+        Non-finite values are spelled as in JSON; what is no number is left out.
+        """
+        parts = [(at, data) for at, data in tuple(self._logged) if at <= step and isinstance(data, Mapping)]
+        if not parts:
+            return {}, None
+        newest = max(at for at, _ in parts)
+        found: dict[str, Number] = {}
+        for at, data in parts:
+            if at == newest:
+                for key, value in data.items():
+                    with contextlib.suppress(TypeError, ValueError, OverflowError):
+                        if isinstance(value, (str, bytes)):
+                            continue
+                        found[str(key)[:_LONGEST_KEY]] = json_number(float(value))
+        return dict(islice(found.items(), _MOST_METRICS)), newest
 
     def send(self, event: Event) -> None:
         """Send an event if this process is the trainer."""

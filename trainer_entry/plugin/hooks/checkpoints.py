@@ -77,11 +77,25 @@ def _of_trainer(trainer: Any) -> Save:
     actor = trainer.config.actor_rollout_ref.actor
     checkpoint = actor.get("checkpoint", None) or {}
     return Save(
-        os.path.abspath(os.path.join(root, f"global_step_{step}")), step, bool(checkpoint.get("async_save", False))
+        os.path.abspath(os.path.join(root, f"global_step_{step}")),
+        step,
+        bool(checkpoint.get("async_save", False)),
+        _batches(getattr(trainer, "train_dataloader", None)),
     )
 
 
 def _of_handler(handler: Any, step: Any) -> Save:
     return Save(
-        os.path.abspath(os.path.join(str(handler.default_local_dir), f"global_step_{int(step)}")), int(step), False
+        os.path.abspath(os.path.join(str(handler.default_local_dir), f"global_step_{int(step)}")),
+        int(step),
+        False,
+        _batches(getattr(handler, "train_dataloader", None)),
     )
+
+
+def _batches(loader: Any) -> int | None:
+    """Batches of an epoch; None for data without an end."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, ValueError):
+        return None

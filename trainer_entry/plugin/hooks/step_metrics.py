@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
-import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from exporter.protocol import RunStarted, Scalar
+from trainer_entry.configuration import MAX_KEPT_TEXT, flatten
 from trainer_entry.plugin import memory
 from trainer_entry.plugin.hooks.base import Hook
 from trainer_entry.plugin.runtime import now
 from trainer_entry.plugin.wrapping import Target, wrap
-
-MAX_ENTRIES = 4000
-MAX_TEXT = 500
-_SECRET = re.compile(
-    r"(^|[._])(api_?key|access_key(_id)?|secret(_key)?|password|passwd|auth_token|token)$", re.IGNORECASE
-)
 
 
 class StepMetrics(Hook):
@@ -58,7 +51,7 @@ class StepMetrics(Hook):
                 try:
                     data = kwargs["data"] if "data" in kwargs else args[0]
                     step = int(kwargs["step"] if "step" in kwargs else args[1])
-                    runtime.last_step = step
+                    runtime.logged(step, data)
                     held = runtime.memory.newest
                     client.step(step, data if held is None else {**data, memory.METRIC: held})
                 except Exception as error:  # noqa: BLE001 - as Runtime.guarded, without its cost on the hot path
@@ -74,38 +67,14 @@ class StepMetrics(Hook):
         client = self.runtime.open_trainer(
             str(given.get("project_name", "")), str(given.get("experiment_name", "")), config
         )
+        self.runtime.config = flatten(config or {}, MAX_KEPT_TEXT)
         self.runtime.memory.start()
         self.runtime.at_finish.append(self.runtime.memory.stop)
         client.event(RunStarted(time=now(), config=flatten(config or {}) | self._limit()))
         for call in tuple(self.runtime.at_open):
             self.runtime.guarded(self.name, call)
 
-
     def _limit(self) -> dict[str, Scalar]:
         """What the run may hold of the node's memory, beside its configuration."""
         found = memory.limit(self.runtime.settings.memory_limit)
         return {} if found is None else {memory.LIMIT_SETTING: found}
-
-
-def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
-    """A nested configuration as dotted keys; lists as JSON text, long texts cut, secrets blanked.
-
-    >>> flatten({"trainer": {"logger": ["console"], "nnodes": 1}, "wandb": {"api_key": "x"}})
-    {'trainer.logger': '["console"]', 'trainer.nnodes': 1, 'wandb.api_key': '(hidden)'}
-    """
-    flat: dict[str, Scalar] = {}
-    waiting: list[tuple[str, Any]] = [("", config)]
-    while waiting and len(flat) < MAX_ENTRIES:
-        prefix, value = waiting.pop()
-        if isinstance(value, Mapping) and value:
-            dot = f"{prefix}." if prefix else ""
-            waiting.extend((f"{dot}{key}", value[key]) for key in reversed(list(value)))
-        elif isinstance(value, str) and value and _SECRET.search(prefix):
-            flat[prefix] = "(hidden)"
-        elif value is None or isinstance(value, (bool, int, float)):
-            flat[prefix] = value if not isinstance(value, int) or abs(value) < 2**63 else float(value)
-        elif isinstance(value, str):
-            flat[prefix] = value[:MAX_TEXT]
-        elif prefix:
-            flat[prefix] = json.dumps(value, default=str)[:MAX_TEXT]
-    return flat

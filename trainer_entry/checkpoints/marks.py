@@ -1,0 +1,52 @@
+"""Marks that a rollback leaves: checkpoints that it went behind, and verl's own tracker. Called by the supervisor."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from trainer_entry.checkpoints.atomic import read_small, replace_file, write_json_atomically
+from trainer_entry.checkpoints.layout import OURS_PREFIX, TRACKER_NAME
+from trainer_entry.checkpoints.problems import CheckpointError
+
+ABANDONED_NAME = OURS_PREFIX + "abandoned.json"
+
+
+def mark_abandoned(directory: str | os.PathLike[str], rolled_back_to: int, reason: str = "") -> None:
+    """Say in a checkpoint that a rollback went behind it, so that it is never chosen later in place of the new branch.
+
+    After a rollback from step 40 to 10, ``global_step_20`` to ``_40`` stay on disk with manifests that match, though
+    they hold the very fault. The next save into the directory, or an operator who deletes the file, lifts the mark.
+    """
+    record = {"rolled_back_to": rolled_back_to, "reason": reason[:1000], "time": time.time()}
+    write_json_atomically(Path(directory) / ABANDONED_NAME, record)
+
+
+def refuse_abandoned(root: int) -> None:
+    """Raise CheckpointError where the opened checkpoint directory was left behind by a rollback."""
+    try:
+        os.stat(ABANDONED_NAME, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    target = "an older step"
+    try:
+        record = msgspec.json.decode(read_small(root, ABANDONED_NAME, 1 << 20))
+        if isinstance(record, dict) and isinstance(record.get("rolled_back_to"), int):
+            target = f"step {record['rolled_back_to']}"
+    except (OSError, CheckpointError, msgspec.DecodeError, RecursionError):
+        pass  # the mark alone counts; what it says is only for the sentence
+    raise CheckpointError(
+        f"It was left behind by a rollback to {target} (delete {ABANDONED_NAME} in it to allow it again).", "abandoned"
+    )
+
+
+def point_tracker(root: str | os.PathLike[str], step: int) -> None:
+    """Make verl's own tracker name the step that a rollback went back to.
+
+    Otherwise a later automatic resume, with or without a supervisor, would take a newer checkpoint that was left
+    behind. Raises OSError.
+    """
+    replace_file(Path(root) / TRACKER_NAME, str(step).encode())
