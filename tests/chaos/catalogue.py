@@ -1,0 +1,271 @@
+"""The list of scenarios: which fault of the suite at which stage of a recovery, and in which states that may end.
+
+Built once, by families; a scenario's name is its family and what is particular to it, such as
+``kill exporter at stopping``. Random schedules are in :mod:`tests.chaos.schedule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, get_args
+
+from tests.chaos.moments import STAGES, Moment
+from tests.chaos.play import NOT_RECOVERED, RECOVERED, Act, Scenario
+from tests.chaos.verdict import End
+from tests.chaos.world import DISKS, LINKS, Victim, World
+
+SERVICES: tuple[Victim, ...] = ("supervisor", "exporter", "prometheus", "alertmanager")
+MAIN: tuple[Moment, ...] = ("before_alert", "commanded", "stopping", "verifying")
+HOURS = 3600.0
+STOPPED: frozenset[End] = frozenset({"stopped"})
+APPROVE = {"mode": "approve"}
+
+
+def catalogue() -> list[Scenario]:
+    """Every scenario of the list, in a fixed order; names are unique."""
+    families = (_plain, _kills, _network, _webhooks, _disks, _clocks, _pairs, _failing_again, _two_runs, _frozen)
+    return [scenario for family in families for scenario in family()]
+
+
+def _plain() -> Iterator[Scenario]:
+    for fault in ("nan", "hang", "crash"):
+        yield Scenario(f"plain {fault}", f"{fault}, and nothing else goes wrong", (), fault, RECOVERED)
+    observed: frozenset[End] = frozenset({"observed"})
+    yield Scenario("plain observe", "the mode is observe", (), ends=observed, recovery={"mode": "observe"})
+    yield Scenario("plain nobody approves", "the plan waits for a person", (), ends=observed, recovery=APPROVE)
+    yield Scenario(
+        "plain no checkpoint",
+        "nothing was saved before the fault",
+        (),
+        ends=STOPPED,
+        words={"chaos.save_freq": "100000"},
+    )
+    yield Scenario(
+        "plain corrupt checkpoints",
+        "every checkpoint is damaged before the fault is found",
+        (Act("before_alert", lambda world: world.damage_checkpoints()),),
+        ends=STOPPED,
+    )
+
+
+def _kills() -> Iterator[Scenario]:
+    for victim in get_args(Victim):
+        for stage in STAGES:
+            what = f"SIGKILL to the {victim} at the stage {stage}"
+            yield _at(stage, f"kill {victim} at {stage}", what, partial(_kill, victim), RECOVERED)
+    for victim in SERVICES:
+        for stage in STAGES:
+            what = f"SIGKILL to the {victim} at the stage {stage}, and nothing starts it again"
+            name = f"kill {victim} at {stage} for ever"
+            yield _at(stage, name, what, partial(_kill, victim, stays_down=True), patience=150.0)
+
+
+def _network() -> Iterator[Scenario]:
+    for link in LINKS:
+        for stage in MAIN:
+            for condition in ("cut", "silent"):
+                for seconds in (6.0, None):
+                    lasting = "" if seconds else " for ever"
+                    yield _at(
+                        stage,
+                        f"network {link} {condition} at {stage}{lasting}",
+                        f"the wire {link} is {condition}{lasting or ' for 6 s'}",
+                        partial(_disturb, link, condition, seconds),
+                        RECOVERED if seconds else None,
+                        patience=100.0 if seconds else 150.0,
+                    )
+        yield _at(
+            "before_alert",
+            f"network {link} slow",
+            f"what goes over the wire {link} is late, all the time",
+            partial(_disturb, link, "slow", None),
+            RECOVERED,
+        )
+
+
+def _webhooks() -> Iterator[Scenario]:
+    for stage in (*MAIN, "starting"):
+        yield _at(
+            stage,
+            f"webhook twenty times at {stage}",
+            "the alert's webhook comes twenty times more, all at once",
+            partial(_replay, times=20),
+            RECOVERED,
+            after=_once,
+        )
+    late: tuple[Act, ...] = (Act("over", partial(_replay, times=1)), Act(4.0, partial(_replay, times=5)))
+    yield Scenario("webhook after the end", "a webhook from before comes again", late, ends=RECOVERED, after=_once)
+    for hours in (5, 30):
+        acts = (
+            Act("over", partial(_set_clock, hours * HOURS)),
+            Act(2.0, partial(_replay, times=3)),
+        )
+        what = f"a webhook from before the recovery comes {hours} hours later"
+        yield Scenario(f"webhook {hours} hours late", what, acts, ends=RECOVERED, own_clock=True, after=_once)
+    yield Scenario(
+        "webhook after a restart",
+        "a webhook from before comes to an exporter that was killed since",
+        (Act("over", partial(_kill, "exporter")), Act(5.0, partial(_replay, times=5))),
+        ends=RECOVERED,
+        after=_once,
+    )
+
+
+def _disks() -> Iterator[Scenario]:
+    for disk in DISKS:
+        for stage in MAIN:
+            for seconds in (8.0, None):
+                lasting = "" if seconds else " for ever"
+                yield _at(
+                    stage,
+                    f"disk of {disk} full at {stage}{lasting}",
+                    f"the disk of {disk} is full{lasting or ' for 8 s'}",
+                    partial(_fill, disk, seconds),
+                    RECOVERED if seconds else None,
+                    small_disks=frozenset({disk}),
+                    patience=100.0 if seconds else 150.0,
+                )
+
+
+def _clocks() -> Iterator[Scenario]:
+    for stage in MAIN:
+        for hours in (10.0, -10.0, 0.05, -0.05):
+            yield _at(
+                stage,
+                f"clock {hours:+g} h at {stage}",
+                f"the exporter's clock is set by {hours:+g} h",
+                partial(_set_clock, hours * HOURS),
+                RECOVERED,
+                own_clock=True,
+            )
+
+
+def _pairs() -> Iterator[Scenario]:
+    pairs: tuple[tuple[Victim, ...], ...] = (
+        ("supervisor", "exporter"),
+        ("supervisor", "trainer"),
+        ("exporter", "prometheus"),
+        ("exporter", "alertmanager"),
+        ("supervisor", "worker"),
+        SERVICES,
+    )
+    for pair in pairs:
+        for stage in STAGES:
+            together = "all services" if pair == SERVICES else " and ".join(pair)
+            name, what = f"two {together} at {stage}", f"SIGKILL to {together} at the stage {stage}"
+            yield _at(stage, name, what, partial(_kill_all, pair), RECOVERED)
+
+
+def _failing_again() -> Iterator[Scenario]:
+    """What the new attempts have; the fault of the first one is ``fault``."""
+    for first, second in (("nan", "crash"), ("crash", "nan"), ("hang", "crash"), ("nan", "hang"), ("nan", "nan")):
+        yield Scenario(
+            f"again {first} then {second}",
+            f"{first}, and {second} in the attempt that was to recover from it",
+            (Act("before_alert", partial(_inject, second, (2,))),),
+            fault=first,
+            ends=RECOVERED,
+        )
+    for kind in ("nan", "crash", "hang"):
+        yield Scenario(
+            f"again {kind} for ever",
+            f"{kind} in every attempt",
+            (Act("before_alert", partial(_inject, kind, tuple(range(2, 40)))),),
+            fault=kind,
+            ends=NOT_RECOVERED,
+            patience=200.0,
+        )
+
+
+def _two_runs() -> Iterator[Scenario]:
+    yield Scenario("runs two at once", "two runs fail at the same moment", (), ends=RECOVERED, runs=2)
+    for victim in ("exporter", "supervisor", "trainer", "prometheus"):
+        yield Scenario(
+            f"runs two, {victim} killed",
+            f"two runs fail at the same moment, and the {victim} is killed while they are recovered",
+            (Act("stopping", partial(_kill, victim)),),
+            ends=RECOVERED,
+            runs=2,
+        )
+
+
+def _frozen() -> Iterator[Scenario]:
+    for victim in (*SERVICES, "trainer"):
+        for stage in MAIN:
+            for seconds in (3.0, 12.0):
+                yield _at(
+                    stage,
+                    f"frozen {victim} at {stage} for {seconds:g} s",
+                    f"SIGSTOP to the {victim}, and SIGCONT {seconds:g} s later",
+                    partial(_freeze, victim, seconds),
+                    RECOVERED,
+                )
+
+
+def _at(
+    stage: Moment,
+    name: str,
+    what: str,
+    do: Callable[[World], object],
+    ends: frozenset[End] | None = None,
+    **more: Any,
+) -> Scenario:
+    """A scenario with one act at that stage, and with what it takes to come there."""
+    acts: tuple[Act, ...] = (Act(stage, do),)
+    recovery: Mapping[str, Any] = {}
+    if stage == "awaiting_approval":
+        acts, recovery = (*acts, Act(0.0, _approve_if_possible)), APPROVE
+    elif stage == "climbing":
+        acts = (Act("before_alert", partial(_inject, "nan", (2,))), *acts)
+    if ends is not None:
+        more["ends"] = ends
+    return Scenario(name, what, acts, recovery=recovery, **more)
+
+
+def _approve_if_possible(world: World) -> None:
+    """A person who cannot reach the exporter cannot approve; then the run stays as it is."""
+    try:
+        world.approve()
+    except TimeoutError:
+        world.say("the plan could not be approved")
+
+
+def _kill(victim: Victim, world: World, *, stays_down: bool = False) -> None:
+    world.kill(victim, stays_down=stays_down)
+
+
+def _inject(kind: str, attempts: tuple[int, ...], world: World) -> None:
+    world.run.inject(kind, *attempts)
+
+
+def _kill_all(victims: tuple[Victim, ...], world: World) -> None:
+    for victim in victims:
+        world.kill(victim)
+
+
+def _disturb(link: str, condition: Any, seconds: float | None, world: World) -> None:
+    world.disturb(link, condition, seconds)
+
+
+def _fill(disk: str, seconds: float | None, world: World) -> None:
+    world.fill(disk, seconds)
+
+
+def _set_clock(seconds: float, world: World) -> None:
+    world.set_clock(seconds)
+
+
+def _freeze(victim: Victim, seconds: float, world: World) -> None:
+    world.freeze(victim, seconds)
+
+
+def _replay(world: World, *, times: int) -> None:
+    world.wait(lambda: world.pager.recorded(world.run.name), 20.0, "an alert on record")
+    world.replay(world.pager.recorded(world.run.name)[0], times)
+
+
+def _once(world: World) -> str:
+    """One fault is answered by one recovery, however often it is told."""
+    attempts = {start["attempt"] for start in world.run.witness.lines("starts.jsonl")}
+    return "" if attempts == {1, 2} else f"one fault led to attempts {sorted(attempts)}"

@@ -1,0 +1,80 @@
+"""The stages of a recovery, as moments at which a scenario does something. Seen in files, mostly, within milliseconds.
+
+A stage may be over before anybody looks: then the moment has come all the same, and the story says where the recovery
+really was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from demo.client import first_alert
+from tests.chaos.world import Run, World
+
+Moment = Literal[
+    "before_alert",
+    "pending_alert",
+    "awaiting_approval",
+    "commanded",
+    "stopping",
+    "starting",
+    "verifying",
+    "climbing",
+    "over",
+]
+STAGES: tuple[Moment, ...] = (
+    "before_alert",
+    "pending_alert",
+    "awaiting_approval",
+    "commanded",
+    "stopping",
+    "starting",
+    "verifying",
+    "climbing",
+)
+MOMENT_SECONDS = 45.0
+_RANK = ("accepted", "stopping", "stopped", "starting", "started", "succeeded", "failed")
+
+
+def wait_for(world: World, run: Run, moment: Moment) -> bool:
+    """Wait until the run's recovery is there; False where it never came so far."""
+    came: dict[Moment, Callable[[], object]] = {
+        "before_alert": lambda: _fault_shows(run),
+        "pending_alert": lambda: first_alert(f"http://{world.prometheus_at}", run.name) or _recoveries(run),
+        "awaiting_approval": lambda: _recoveries(run),
+        "commanded": lambda: _recoveries(run) or _reached(run, "accepted"),
+        "stopping": lambda: _reached(run, "stopping"),
+        "starting": lambda: _reached(run, "stopped"),
+        "verifying": lambda: _reached(run, "started") and len(run.witness.lines("starts.jsonl")) > 1,
+        "climbing": lambda: len(run.witness.commands()) > 1 or len(_recoveries(run)) > 1,
+        "over": lambda: any(one["stage"] in ("succeeded", "failed", "refused", "observed") for one in _recoveries(run)),
+    }
+    try:
+        world.wait(came[moment], MOMENT_SECONDS, moment)
+    except TimeoutError:
+        world.say(f"{moment} did not come")
+        return False
+    world.say(f"{moment}: {where(run)}")
+    return True
+
+
+def where(run: Run) -> str:
+    """How far the run's newest recovery is, in words for the story."""
+    recoveries, commands = _recoveries(run), run.witness.commands()
+    stage = recoveries[-1]["stage"] if recoveries else "no recovery"
+    return f"{stage}, command {commands[-1]['state'] if commands else 'not taken'}"
+
+
+def _fault_shows(run: Run) -> bool:
+    if any(step["ruined"] for step in run.witness.lines("steps.jsonl")) or run.witness.lines("hangs.jsonl"):
+        return True
+    return not run.witness.trainers()
+
+
+def _recoveries(run: Run) -> list[dict[str, object]]:
+    return run.witness.recoveries()
+
+
+def _reached(run: Run, state: str) -> bool:
+    return any(_RANK.index(one["state"]) >= _RANK.index(state) for one in run.witness.commands())
