@@ -88,14 +88,14 @@ class RunSetup:
     gpu_memory_bytes: float | None = None
     """Memory of one GPU, the smallest where they differ."""
     host_memory_bytes: float | None = None
-    run_memory_bytes: float | None = None
-    """What the processes of the run may hold together on the trainer's host."""
     max_response_length: int | None = None
     """Tokens."""
     lr: LrSchedule | None = None
     uses_kl: bool | None = None
     """Whether a KL term against a reference is part of loss or reward."""
     critic_lr: LrSchedule | None = None
+    run_memory_bytes: float | None = None
+    """What the processes of the run may hold together on the trainer's host."""
 
 
 UNKNOWN: Final = RunSetup()
