@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
 
 from exporter.agreement import Situation, situation
 from exporter.incidents import Incident
-from exporter.protocol import GpuReading, RolloutCounts, Scalar
+from exporter.protocol import Changes, GpuReading, RolloutCounts, Scalar, SettingApplied
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.recovery.record import AuditEntry, Outcome, Recovery
 from exporter.service.core import Core
+from exporter.service.gradients import Histogram
 from exporter.service.snapshot import RunSummary
+from exporter.service.tiers import CheckState, TierState
 from exporter.service.watch import WatchedRun
 
 
@@ -127,6 +130,18 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
     attempts: list[AttemptFacts]
     rollouts: RolloutCounts
     checkpoints: list[Checkpoint]
+    tiers: dict[str, TierState]
+    """Copies of checkpoints by tier; ``primary`` is where the trainer saved them, and what was removed there."""
+    checks: dict[str, CheckState]
+    """Verifications by depth."""
+    changes: Changes | None
+    """What is in force in the newest attempt beyond the run's command line; null where no supervisor said."""
+    executor: str
+    """Who holds its processes: ``local``, ``ray``, ``slurm``; empty where no supervisor said."""
+    settings_applied: list[SettingApplied]
+    """Changed settings of the newest attempt that were read back where they act."""
+    gradient_histograms: list[Histogram]
+    """The newest that were written on the trainer's node, oldest first."""
     hooks_in_place: list[str]
     hooks_missing: dict[str, str]
     """Name to reason."""
@@ -258,9 +273,16 @@ def run_detail(run: WatchedRun, now: float) -> RunDetail:
     in_place, missing = state.hooks()
     return RunDetail(
         run=run_view(run, now),
-        attempts=list(state.attempts),
+        # Without their configurations, which are long; the newest has its own place.
+        attempts=[dataclasses.replace(one, config={}) for one in state.attempts_now()],
         rollouts=state.rollouts(),
         checkpoints=list(state.checkpoints),
+        tiers=state.care.tiers,
+        checks=state.care.checks,
+        changes=state.in_force.changes,
+        executor=state.in_force.executor,
+        settings_applied=state.in_force.settings,
+        gradient_histograms=state.gradients.newest,
         hooks_in_place=in_place,
         hooks_missing=missing,
         gpus=[gpu for gpu, _ in state.gpus.values()],

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Final, get_args
+from typing import Final, get_args, get_type_hints
 
 from exporter.detectors.base import Severity
 from exporter.detectors.registry import NAMES
+from exporter.protocol import CheckpointChecked, Rung, Tier
 from exporter.recovery.record import ACTIVE, Stage
 from exporter.service.exposition import families as f
 from exporter.service.exposition.text import bound
@@ -19,9 +20,12 @@ from exporter.service.goodput import Goodput
 from exporter.service.recorder import COMMIT_BUCKETS
 from exporter.service.run_state import STATES
 from exporter.service.state import DURATION_BUCKETS
+from exporter.service.tiers import PRIMARY
 
 _SEVERITIES: Final = frozenset(one.name.lower() for one in Severity)
 _DETECTORS: Final = frozenset(NAMES)
+_TIERS: Final = frozenset(get_args(Tier))
+_DEPTHS: Final = frozenset(get_args(get_type_hints(CheckpointChecked)["depth"]))
 _ENDED: Final = frozenset(get_args(Stage)) - frozenset(ACTIVE)
 
 
@@ -35,6 +39,12 @@ VALUES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     (f.TIME.sample, "spent"): frozenset(Goodput().spent()),
     (f.RECOVERIES.sample, "outcome"): _ENDED,
     (f.RECOVERY_STAGE.sample, "stage"): frozenset({"approval", "command", "stop", "start", "verify", "total"}),
+    (f.RECOVERY_RUNG.sample, "rung"): frozenset(get_args(Rung)),
+    (f.TIER_COPIES.sample, "outcome"): frozenset({"copied", "failed"}),
+    (f.CHECKS.sample, "outcome"): frozenset({"passed", "failed"}),
+    **{(one.sample, "tier"): _TIERS for one in (f.TIER_COPIES, f.TIER_FAILING)},
+    **{(one.sample, "tier"): _TIERS | {PRIMARY} for one in (f.TIER_STEP, f.TIER_AT, f.TIER_SIZE, f.TIER_PRUNED)},
+    **{(one.sample, "depth"): _DEPTHS for one in (f.CHECKS, f.CHECKED_STEP, f.CHECK_FAILING)},
     (f.BATCHES.sample, "outcome"): frozenset({"accepted", "duplicate"}),
     (f.NOTIFICATIONS.sample, "outcome"): frozenset({"delivered", "failed"}),
     (f.RELOAD_FAILURES.sample, "what"): frozenset({"tokens", "certificate"}),

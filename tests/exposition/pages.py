@@ -11,15 +11,20 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from exporter.protocol import (
     AttemptStarted,
+    CheckpointChecked,
+    CheckpointCopied,
+    CheckpointPruned,
     CheckpointSaved,
     ClosedPhase,
     GpuReading,
+    GradientHistogram,
     HookMissing,
     HooksReported,
     OpenPhase,
     PhaseReport,
     RolloutCounts,
     RunStarted,
+    SettingApplied,
 )
 from exporter.service.archivist import ArchivistHealth
 from exporter.service.exposition import Exposition, Ingest
@@ -94,6 +99,14 @@ def rich(scene: Scene) -> None:
         events=[
             CheckpointSaved(time=0.0, step=1, path="/c/1", verified=True),
             CheckpointSaved(time=0.0, step=2, path="/c/2", verified=False, bytes=7, save_seconds=1.5),
+            CheckpointCopied(time=0.0, step=1, tier="snapshot", name="toy-step1-aa", place="/s", bytes=7),
+            CheckpointCopied(time=0.0, step=2, tier="milestone", name="toy-step2-bb", ok=False, reason="full"),
+            CheckpointChecked(time=0.0, step=1, depth="load", ok=True),
+            CheckpointChecked(time=0.0, step=1, depth="drill", ok=False, tier="snapshot", reason="torn"),
+            CheckpointPruned(time=0.0, step=1, tier="snapshot", name="toy-step1-aa", bytes=7),
+            CheckpointPruned(time=0.0, step=1),
+            SettingApplied(time=0.0, name="actor_rollout_ref.actor.optim.lr", wanted=1e-6, found=1e-5, ok=False),
+            GradientHistogram(time=0.0, step=2, file="/g/2.npz", layers=3, norm=500.0, largest_norm=499.0),
             HooksReported(time=0.0, installed=["a", "b"], missing=[HookMissing(name="c", reason="moved")]),
         ],
     )

@@ -136,6 +136,8 @@ def test_a_run_of_which_everything_is_known_shows_nearly_every_metric(scene: Sce
         "verl_recoveries",
         "verl_recovery_stage_seconds",
         "verl_recovery_target_step",
+        "verl_recovery_rung",
+        "verl_recovery_climbed",
         "verl_sentinel_audit_entries",
         "verl_sentinel_detector_faults",
         "verl_sentinel_notifications",

@@ -123,6 +123,7 @@ def test_what_is_known_of_the_newest_checkpoints_is_shown(scene: Scene) -> None:
         "last_verified_timestamp_seconds": first,
         "size_bytes": 5000,
         "save_seconds": 1.5,
+        **{"tier_last_step": 10, "tier_last_timestamp_seconds": first, "tier_size_bytes": 5000},
     }
     scene.now += 60.0
     scene.push(
@@ -134,6 +135,7 @@ def test_what_is_known_of_the_newest_checkpoints_is_shown(scene: Scene) -> None:
         "last_verified_step": 10,
         "last_verified_timestamp_seconds": first,
         "save_seconds": 9.0,
+        **{"tier_last_step": 10, "tier_last_timestamp_seconds": first, "tier_size_bytes": 5000},
     }
 
 

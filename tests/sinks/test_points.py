@@ -18,14 +18,19 @@ from sink_scene import batch
 from exporter.protocol import (
     AttemptExited,
     AttemptStarted,
+    CheckpointChecked,
+    CheckpointCopied,
+    CheckpointPruned,
     CheckpointSaved,
     CommandProgress,
     GpuReading,
+    GradientHistogram,
     HookMissing,
     HooksReported,
     RolloutCounts,
     RunFinished,
     RunStarted,
+    SettingApplied,
     Step,
     WeightsSynced,
 )
@@ -125,6 +130,11 @@ def test_every_number_is_a_float_so_that_no_field_changes_its_type() -> None:
         RunStarted(time=1.0, config={"a": 1}),
         HooksReported(time=1.0, installed=["a"], missing=[HookMissing(name="b", reason="c")]),
         CheckpointSaved(time=1.0, step=1, path="p", verified=True),
+        CheckpointCopied(time=1.0, step=1, tier="snapshot", name="n", bytes=5, stored_bytes=1, seconds=2.0),
+        CheckpointChecked(time=1.0, step=1, depth="drill", ok=False, seconds=3.0, reason="torn"),
+        CheckpointPruned(time=1.0, step=1, bytes=5),
+        GradientHistogram(time=1.0, step=1, file="f", layers=2, norm=math.inf, largest_norm=math.nan),
+        SettingApplied(time=1.0, name="lr", wanted=1e-6, restored=1e-5, found=1e-5, ok=False),
         WeightsSynced(time=1.0, step=1, seconds=2.0),
         RunFinished(time=1.0, exit_code=None),
         AttemptStarted(time=1.0, pid=4),
@@ -148,6 +158,12 @@ def test_the_last_output_of_a_trainer_and_its_configuration_stay_here() -> None:
         ]
     )
     assert secret not in "".join(found)
+
+
+def test_a_setting_that_was_read_back_shows_its_numbers_and_no_other_value() -> None:
+    (line,) = lines(events=[SettingApplied(time=1.0, name="optim.lr", wanted=1e-6, found="hunter2", ok=False)])
+    assert "hunter2" not in line
+    assert fields_of(line) == {"count": "1", "ok": "0", "wanted": "1e-06", "text": '"optim.lr"'}
 
 
 def names_in_prometheus() -> set[str]:
@@ -180,6 +196,11 @@ def test_no_point_has_a_name_that_prometheus_has_too(monkeypatch: pytest.MonkeyP
     events = [
         HooksReported(time=1.0, installed=["a"]),
         CheckpointSaved(time=1.0, step=1, path="p", verified=True),
+        CheckpointCopied(time=1.0, step=1, tier="snapshot", name="n", bytes=5, stored_bytes=1, seconds=2.0),
+        CheckpointChecked(time=1.0, step=1, depth="drill", ok=False, seconds=3.0, reason="torn"),
+        CheckpointPruned(time=1.0, step=1, bytes=5),
+        GradientHistogram(time=1.0, step=1, file="f", layers=2, norm=math.inf, largest_norm=math.nan),
+        SettingApplied(time=1.0, name="lr", wanted=1e-6, restored=1e-5, found=1e-5, ok=False),
         WeightsSynced(time=1.0, step=1, seconds=2.0),
         RunFinished(time=1.0, exit_code=0),
         AttemptStarted(time=1.0, pid=4, resume_step=1),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
-from exporter.protocol import Event, Number, Run, Scalar, json_number
+from exporter.protocol import Event, HistogramRequest, Number, Run, Scalar, json_number
 from trainer_entry.plugin.memory import RunMemory
 from trainer_entry.push import PushClient
 from trainer_entry.settings import Settings
@@ -50,6 +50,8 @@ class Runtime:
         """Exceptions of ours, by hook, that were kept away from training."""
         self.at_open: list[Callable[[], None]] = []
         """Called when the trainer has opened its tracking and is connected."""
+        self.on_histogram: Callable[[HistogramRequest], None] | None = None
+        """Takes the exporter's requests for gradient histograms, on the push thread."""
         self.at_finish: list[Callable[[], None]] = []
         """Called at the end of the run, before the last flush."""
         self.memory = RunMemory()
@@ -94,6 +96,7 @@ class Runtime:
                 self.settings, self._run(project, experiment), "trainer", heartbeat_seconds=1.0, report=self.report
             )
             self._trainer_client.phases.step_source = self._step_in_progress
+            self._trainer_client.on_histogram = self.on_histogram
         return self._trainer_client
 
     def rollout_client(self, config: Any) -> PushClient:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from exporter.protocol import Asked, Event, GpuReading, Role, RolloutCounts, Run
+from exporter.protocol import Asked, Event, GpuReading, HistogramRequest, Role, RolloutCounts, Run
 from trainer_entry.push.batches import BatchWriter, Item, RawStep, new_sender
 from trainer_entry.push.outbox import DEFAULT_SPOOL_BYTES, Outbox
 from trainer_entry.push.phases import PhaseBoard, RolloutCounter
@@ -91,6 +91,8 @@ class PushClient:
         self.sender = new_sender(role)
         self._heartbeat_seconds = heartbeat_seconds
         self._on_command = on_command
+        self.on_histogram: Callable[[HistogramRequest], None] | None = None
+        """Called on the push thread with each request that an answer carries; the same one comes again."""
         self._report = report or _to_stderr
         self._post_seconds = post_seconds
         self._monotonic = monotonic
@@ -312,7 +314,9 @@ class PushClient:
             # The abort first: what is called off is not begun.
             for asked in (reply.abort, reply.command):
                 if asked is not None and self._on_command is not None:
-                    self._obey(asked)
+                    self._obey(self._on_command, asked)
+            if reply.histogram is not None and self.on_histogram is not None:
+                self._obey(self.on_histogram, reply.histogram)
             return reply
         delay = min(BACKOFF_LAST, BACKOFF_FIRST * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
         self._failures += 1
@@ -326,12 +330,11 @@ class PushClient:
         self._retry_at = self._monotonic() + (delay if reply.retry_after is None else max(reply.retry_after, 0.05))
         return reply
 
-    def _obey(self, asked: Asked) -> None:
-        assert self._on_command is not None
+    def _obey(self, take: Callable[[Any], None], asked: Asked | HistogramRequest) -> None:
         try:
-            self._on_command(asked)
+            take(asked)
         except Exception as error:  # noqa: BLE001 - the receiver's defect must not stop the heartbeat
-            self._warn("command", f"command {asked.id} could not be taken ({type(error).__name__}: {error})")
+            self._warn("command", f"request {asked.id} could not be taken ({type(error).__name__}: {error})")
 
     def _finish_flushes(self) -> None:
         for flush in self._flushes:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Abort, Command, ErrorAnswer, PushAnswer
+from exporter.protocol import JSON, MSGPACK, PUSH_PATH, Abort, Command, ErrorAnswer, HistogramRequest, PushAnswer
 from trainer_entry.settings import CA_FILE, TOKEN, TOKEN_FILE
 
 Verdict = Literal["accepted", "refused", "unauthorized", "later", "unreachable"]
@@ -48,6 +48,7 @@ class Reply:
     retry_after: float | None = None
     command: Command | None = None
     abort: Abort | None = None
+    histogram: HistogramRequest | None = None
 
 
 class Transport:
@@ -136,7 +137,7 @@ def _judge(status: int, content_type: str, retry_after: str | None, body: bytes)
             return Reply(
                 "later", status, f"answered {status} with a body that is no push answer; is this the exporter?"
             )
-        return Reply("accepted", status, command=answer.command, abort=answer.abort)
+        return Reply("accepted", status, command=answer.command, abort=answer.abort, histogram=answer.histogram)
     told = _decode(body, content_type, ErrorAnswer)
     detail = f"{status}: {told.reason}" + (f" ({told.where})" if told.where else "") if told else f"status {status}"
     if status in (401, 403):

@@ -33,3 +33,5 @@ def put_recovery(put: Put, recovery: RecoveryView, now: float) -> None:
         target = state.last.resumed_from
         if target is not None:
             put(f.RECOVERY_TARGET, target)
+        put(f.RECOVERY_RUNG, 1, state.last.rung)
+        put(f.RECOVERY_CLIMBED, int(bool(state.last.climbed_from)))

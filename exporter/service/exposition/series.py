@@ -16,6 +16,7 @@ from exporter.incidents import Incident
 from exporter.protocol import GpuReading
 from exporter.recovery.facts import Checkpoint
 from exporter.service.exposition import families as f
+from exporter.service.exposition.checkpoint_series import put_care
 from exporter.service.exposition.families import Family
 from exporter.service.exposition.recovery_series import put_recovery
 from exporter.service.exposition.text import Page, histogram, label_set, number, numbers, summary
@@ -72,6 +73,7 @@ class RunSeries:
         self._rollouts()
         self._gpus(now)
         self._checkpoints_and_hooks()
+        put_care(self.put, self.run.state, self._checkpoints[1])
         self._incidents()
         if recovery is not None:
             put_recovery(self.put, recovery, now)

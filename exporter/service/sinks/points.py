@@ -18,12 +18,17 @@ from exporter.protocol import (
     AttemptExited,
     AttemptStarted,
     Batch,
+    CheckpointChecked,
+    CheckpointCopied,
+    CheckpointPruned,
     CheckpointSaved,
     CommandProgress,
     Event,
     GpuReading,
+    GradientHistogram,
     HooksReported,
     RunFinished,
+    SettingApplied,
     Step,
     WeightsSynced,
     decode_batch,
@@ -217,6 +222,8 @@ def _about(event: Event) -> tuple[dict[str, float | None], str]:
             "verified": float(event.verified),
         }
         return values, event.reason or event.path
+    if isinstance(event, CheckpointCopied | CheckpointChecked | CheckpointPruned | GradientHistogram | SettingApplied):
+        return _about_care(event)
     if isinstance(event, WeightsSynced):
         return {"step": event.step, "seconds": event.seconds}, ""
     if isinstance(event, RunFinished):
@@ -237,3 +244,38 @@ def _about(event: Event) -> tuple[dict[str, float | None], str]:
         missing = ", ".join(hook.name for hook in event.missing)
         return {"installed": len(event.installed), "missing": len(event.missing)}, missing
     return {}, ""
+
+
+def _about_care(
+    event: CheckpointCopied | CheckpointChecked | CheckpointPruned | GradientHistogram | SettingApplied,
+) -> tuple[dict[str, float | None], str]:
+    """The same of what is done with checkpoints between saving and restoring, and of what recovery wants to know."""
+    if isinstance(event, CheckpointCopied):
+        copied: dict[str, float | None] = {
+            "step": event.step,
+            "bytes": event.bytes,
+            "stored_bytes": event.stored_bytes,
+            "seconds": event.seconds,
+            "ok": float(event.ok),
+        }
+        return copied, f"{event.tier} {event.name} {event.reason or event.place}"
+    if isinstance(event, CheckpointChecked):
+        checked: dict[str, float | None] = {"step": event.step, "seconds": event.seconds, "ok": float(event.ok)}
+        return checked, f"{event.depth} {event.tier} {event.name} {event.reason}"
+    if isinstance(event, CheckpointPruned):
+        return {"step": event.step, "bytes": event.bytes}, f"{event.tier} {event.name} {event.reason}"
+    if isinstance(event, GradientHistogram):
+        written: dict[str, float | None] = {
+            "step": event.step,
+            "layers": event.layers,
+            "norm": event.norm,
+            "largest_norm": event.largest_norm,
+            "non_finite": event.non_finite,
+        }
+        return written, f"{event.largest_layer} {event.file}"
+    # Numbers alone: other values of a configuration stay here.
+    values = {"wanted": event.wanted, "restored": event.restored, "found": event.found}
+    applied: dict[str, float | None] = {
+        name: float(value) for name, value in values.items() if isinstance(value, int | float)
+    }
+    return {"ok": float(event.ok), **applied}, f"{event.name} {event.reason}"
