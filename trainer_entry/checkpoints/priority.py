@@ -26,10 +26,14 @@ def idle_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 19)
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
+    _idle_disk()
+
+
+def low_priority() -> None:
+    """Lower this process for as long as somebody waits for it: nice 19 and idle disk, but not starved; never raises."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    _idle_disk()
 
 
 def end_with_parent(parent: int) -> None:
@@ -44,3 +48,10 @@ def first_to_go() -> None:
     """Have the kernel end this process before any other when memory runs out; never raises."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _idle_disk() -> None:
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)

@@ -59,12 +59,13 @@ def verify(
     progress: Progress | None = None,
     noted: bool = True,
     seconds_allowed: float | None = None,
+    urgent: bool = False,
 ) -> Verification:
     """Verify a checkpoint to ``depth``; never raises for what is on the disk, but says it.
 
     ``world_size`` is the number of ranks that would resume from it, where that is known: verl cannot resume with
     another one. ``noted``: keep a record beside it of what was found. ``seconds_allowed`` bounds what is loaded in a
-    process of its own (depths ``load`` and ``forward``).
+    process of its own (depths ``load`` and ``forward``), which runs at low priority unless ``urgent``.
     """
     path = Path(os.path.abspath(directory))
     step = step_of(path)
@@ -84,7 +85,7 @@ def verify(
         if not problems and reaches(depth, "load"):
             from trainer_entry.checkpoints.deeper import verify_deeper
 
-            problems, torch_version = verify_deeper(path, manifest, depth, seconds_allowed)
+            problems, torch_version = verify_deeper(path, manifest, depth, seconds_allowed, urgent=urgent)
     except CheckpointError as error:
         problems = (error.as_problem(),)
     except OSError as error:

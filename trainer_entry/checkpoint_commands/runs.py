@@ -1,0 +1,35 @@
+"""Which run, and which folder of checkpoints, a command is about. Used by all commands on checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trainer_entry.checkpoints.world_size import asked_world_size
+from trainer_entry.supervisor import offline
+from trainer_entry.supervisor.command import state_of
+from trainer_entry.supervisor.state import RunRecord, StateError
+
+
+def root_of(parsed: argparse.Namespace) -> Path:
+    """The folder that holds the ``global_step_N`` directories. Raises StateError."""
+    given: Path | None = parsed.checkpoint_dir
+    return given if given is not None else offline.checkpoint_root(state_of(parsed))
+
+
+def record_of(parsed: argparse.Namespace) -> RunRecord | None:
+    """The run's record; None where only a folder was named, or there is none."""
+    if parsed.state_dir is None and not parsed.run_id:
+        return None
+    try:
+        return offline.recorded_run(state_of(parsed))
+    except StateError:
+        return None
+
+
+def ranks_of(parsed: argparse.Namespace) -> int | None:
+    """Ranks that would resume: as asked, or as the run's own words and changes say; None where nothing says it."""
+    if parsed.world_size is not None:
+        return int(parsed.world_size)
+    run = record_of(parsed)
+    return asked_world_size(run.argv, run.changes.settings) if run is not None else None
