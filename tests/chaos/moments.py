@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from demo.client import first_alert
-from tests.chaos.world import Run, World
+from tests.chaos.subject import Run
+from tests.chaos.world import World
 
 Moment = Literal[
     "before_alert",

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from demo.client import answers
-from tests.chaos.world import Interrupted, Run, World
+from tests.chaos.asking import firing
+from tests.chaos.subject import Run
+from tests.chaos.world import Interrupted, World
 
 End = Literal["recovered", "stopped", "observed", "undecided"]
 HEALTHY_STEPS = 6
@@ -83,10 +85,10 @@ def who_is_told(world: World, run: Run) -> str:
             return f"the dead man's switch, because {name} does not answer"
     if world.links["prometheus-alertmanager"].condition in ("cut", "silent"):
         return "the dead man's switch, because no alert reaches Alertmanager"
-    firing = world.firing()
-    if firing is None:
+    found = firing(f"http://{world.alertmanager_at}")
+    if found is None:
         return "the dead man's switch, because Alertmanager does not answer"
-    names = sorted({alert["alertname"] for alert in firing if alert.get("run", run.name) == run.name})
+    names = sorted({alert["alertname"] for alert in found if alert.get("run", run.name) == run.name})
     paged = world.pager.pages(run.name)
     return ", ".join(name for name in names if name in paged)
 

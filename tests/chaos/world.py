@@ -8,29 +8,26 @@ on theirs.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from demo.client import answers, get_json, watches
+from demo.client import answers, watches
 from tests.chaos import programs
+from tests.chaos.asking import post, post_at_once
 from tests.chaos.network import Condition, Link
 from tests.chaos.pager import Pager
 from tests.chaos.programs import Init, Program
-from tests.chaos.witness import Witness, alive
+from tests.chaos.subject import Run
+from tests.chaos.witness import alive
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 LINKS = (
     "trainer-exporter",
@@ -55,70 +52,6 @@ RECOVERY: Mapping[str, Any] = {
 
 class Interrupted(Exception):
     """The whole suite is being ended."""
-
-
-class Run:
-    """One run of a world."""
-
-    def __init__(self, world: World, name: str, words: Mapping[str, str]) -> None:
-        self.name = name
-        self.folder = world.out / name
-        self.evidence = self.folder / "evidence"
-        self.evidence.mkdir(parents=True)
-        self.state = self.folder / "state"
-        self.checkpoints = self.folder / "checkpoints"
-        for disk, path in (("state", self.state), ("checkpoints", self.checkpoints)):
-            if disk in world.small_disks:
-                world.mount(path)
-        self.witness = Witness(
-            name, self.evidence, self.checkpoints, self.state, world.out / "exporter" / "recovery.sqlite3"
-        )
-        self.faults: list[dict[str, Any]] = []
-        all_words = {
-            "trainer.default_local_dir": str(self.checkpoints),
-            "trainer.project_name": "chaos",
-            "trainer.experiment_name": name,
-            "+chaos.evidence": str(self.evidence),
-            "+chaos.url": f"http://{world.links['trainer-exporter'].address}",
-            **words,
-        }
-        env = {
-            **world.environment,
-            "VERL_SENTINEL_TOKEN_FILE": str(world.tokens["push"]),
-            "VERL_SENTINEL_PYTHON": sys.executable,
-            "XDG_CACHE_HOME": str(world.out / "cache"),
-        }
-        self.supervisor = Program(
-            f"supervisor of {name}",
-            [
-                *(sys.executable, "-m", "trainer_entry.cli", "run", "--state-dir", str(self.state)),
-                *("--run-id", name, "--url", f"http://{world.links['supervisor-exporter'].address}"),
-                *("--wait-for-command-seconds", "60", "--clean-stop-seconds", "5", "--rollback-clean-seconds", "3"),
-                *("--term-seconds", "2", "--kill-seconds", "5", "--"),
-                *(sys.executable, str(HERE / "fast_trainer.py")),
-                *(f"{key}={value}" for key, value in all_words.items()),
-            ],
-            world.out / "logs" / f"supervisor-{name}.log",
-            env,
-        )
-
-    def inject(self, kind: str, *attempts: int) -> None:
-        """From now on, the trainer has this fault in these attempts."""
-        self.faults.append({"kind": kind, "attempts": list(attempts or (1,))})
-        self._write_faults()
-
-    def heal(self) -> None:
-        """The cause of the faults is gone; weights that are spoilt stay so."""
-        self.faults.clear()
-        self._write_faults()
-
-    def _write_faults(self) -> None:
-        temporary = self.evidence / "faults.tmp"
-        temporary.write_text(json.dumps(self.faults))
-        temporary.replace(self.evidence / "faults.json")
-
-    def steps(self, attempt: int) -> list[dict[str, Any]]:
-        return [step for step in self.witness.lines("steps.jsonl") if step["attempt"] == attempt]
 
 
 class World:
@@ -174,7 +107,14 @@ class World:
             self.pager.url,
             self.environment,
         )
-        self.runs = [Run(self, f"chaos-{number + 1}", words or {}) for number in range(runs)]
+        self.runs = [self._run(f"chaos-{number + 1}", words or {}) for number in range(runs)]
+
+    def _run(self, name: str, words: Mapping[str, str]) -> Run:
+        urls = {who: f"http://{self.links[f'{who}-exporter'].address}" for who in ("trainer", "supervisor")}
+        run = Run(self.out, name, urls=urls, token=self.tokens["push"], words=words, environment=self.environment)
+        for disk in self.small_disks & {"state", "checkpoints"}:
+            self.mount(run.state if disk == "state" else run.checkpoints)
+        return run
 
     @property
     def run(self) -> Run:
@@ -318,29 +258,9 @@ class World:
 
     def replay(self, body: Mapping[str, Any], times: int = 1) -> list[int]:
         """Send a recorded webhook to the exporter, so many times at once; the status of each answer."""
-        payload = json.dumps({**body, "receiver": "recovery"}).encode()
         token = self.tokens["alert"].read_text().strip()
-        statuses: list[int] = []
-
-        def send() -> None:
-            request = urllib.request.Request(
-                f"http://{self.exporter_at}/api/v1/alerts",
-                data=payload,
-                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=10) as answer:
-                    statuses.append(answer.status)
-            except urllib.error.HTTPError as error:
-                statuses.append(error.code)
-            except OSError:
-                statuses.append(0)
-
-        threads = [threading.Thread(target=send) for _ in range(times)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        url = f"http://{self.exporter_at}/api/v1/alerts"
+        statuses = post_at_once(times, url, token, {**body, "receiver": "recovery"})
         self.say(f"sent a recorded webhook again, {times} times: {sorted(set(statuses))}")
         return statuses
 
@@ -349,37 +269,13 @@ class World:
 
         def approved() -> bool:
             waiting = [one for one in self.run.witness.recoveries() if one["stage"] == "awaiting_approval"]
-            return bool(waiting) and self.operate(f"recoveries/{waiting[-1]['id']}/approve", {"who": "chaos"}) == 200
+            if not waiting:
+                return False
+            url = f"http://{self.exporter_at}/api/v1/recoveries/{waiting[-1]['id']}/approve"
+            return post(url, self.tokens["operate"].read_text().strip(), {"who": "chaos"}) == 200
 
         self.wait(approved, 40.0, "a plan to approve")
         self.say("approved the plan")
-
-    def operate(self, path: str, body: Mapping[str, Any]) -> int:
-        """POST to the operator's API; the status, or 0 where nobody answers."""
-        token = self.tokens["operate"].read_text().strip()
-        request = urllib.request.Request(
-            f"http://{self.exporter_at}/api/v1/{path}",
-            data=json.dumps(dict(body)).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return 0
-
-    def ask(self, path: str) -> Any:
-        """GET from the exporter's API; None where nobody answers. For waiting only: nothing is judged by it."""
-        return get_json(f"http://{self.exporter_at}/api/v1/{path}", self.tokens["operate"].read_text().strip(), 1.0)
-
-    def firing(self) -> list[dict[str, Any]] | None:
-        """Labels of the critical alerts that Alertmanager holds as firing; None where it does not answer."""
-        found = get_json(f"http://{self.alertmanager_at}/api/v2/alerts?active=true&silenced=false", seconds=2.0)
-        if not isinstance(found, list):
-            return None
-        return [alert["labels"] for alert in found if alert["labels"].get("severity") == "critical"]
 
     @property
     def _services(self) -> tuple[Program, ...]:
