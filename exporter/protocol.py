@@ -308,6 +308,8 @@ class CommandProgress(_Wire, frozen=True, tag="command_progress"):
     """Whether the run's trainer runs at this moment; absent from a supervisor that does not say it."""
     code: int | None = None
     """Of ``failed``: why, as the supervisor's exit codes have it (``verl-sentinel-train run --help``)."""
+    output: list[str] = []
+    """Of a final state: the last lines that the rollback script printed, at most 40 of 500 characters."""
 
 
 Event = (

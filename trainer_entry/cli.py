@@ -11,9 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer_entry.changes import ChangeError
+from trainer_entry.checkpoint_commands import arguments as checkpoint_arguments
 from trainer_entry.checkpoints import CheckpointError
+from trainer_entry.environments import VersionError
+from trainer_entry.environments import command as environments
+from trainer_entry.gradients import table
 from trainer_entry.settings import SettingsError
-from trainer_entry.supervisor import command, exitcodes, operator
+from trainer_entry.supervisor import changing, command, exitcodes, operator
+from trainer_entry.supervisor.outfit import CannotChange
 from trainer_entry.supervisor.output import say
 from trainer_entry.supervisor.overrides import OverrideError
 from trainer_entry.supervisor.starting import NothingToStartFrom
@@ -33,7 +39,8 @@ Exit codes:
 
 _CODES = """\
 Exit codes: 0 done, 2 unusable command line, 4 no checkpoint may be restored, 5 not stopped, 6 not started,
-7 recorded, but no supervisor runs that would start it, 8 refused by the supervisor.
+7 recorded, but no supervisor runs that would start it, 8 refused by the supervisor, 9 it cannot be changed so,
+10 stopped, but not by itself with a save.
 """
 
 
@@ -54,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NothingToStartFrom as error:
         say(str(error))
         return exitcodes.RUN_HELD
+    except (ChangeError, CannotChange, VersionError) as error:
+        say(str(error))
+        return exitcodes.RUN_NOT_STARTED if parsed.act is command.run else exitcodes.CANNOT_CHANGE
     except (OverrideError, SettingsError) as error:
         say(str(error))
         return exitcodes.USAGE
@@ -88,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="a resume follows: do not wait long for a clean end, save nothing, leave the supervisor waiting",
     )
+    stop.add_argument(
+        "--save-first",
+        action="store_true",
+        help="a resume follows, and wants a checkpoint saved at the clean end (code 10 where it came to none)",
+    )
+    stop.add_argument("--target", type=Path, metavar="DIR", help="keep this checkpoint from being deleted meanwhile")
     stop.set_defaults(act=operator.stop)
 
     resume = commands.add_parser("resume", help="start a stopped run from a verified checkpoint", epilog=_CODES)
@@ -103,15 +119,25 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument(
         "--start-supervisor", action="store_true", help="if no supervisor runs, start one in the background"
     )
+    resume.add_argument("--environments-dir", type=Path, metavar="DIR", help="where other verl versions lie")
+    changing.add_options(resume)
     resume.set_defaults(act=operator.resume)
 
     rollback = commands.add_parser("rollback", help="stop, choose a verified checkpoint, resume", epilog=_CODES)
     _add_run_choice(rollback)
     _add_request(rollback)
     _add_limits(rollback)
+    rollback.add_argument(
+        "--rung", choices=("checkpoint", "config", "version", "infra"), default="checkpoint", help="whose script to run"
+    )
+    rollback.add_argument("--save-first", action="store_true", help="end cleanly with a save, and go on from there")
+    changing.add_options(rollback, files=False)
     rollback.set_defaults(act=operator.rollback)
+    changing.add_command(commands)
+    environments.add(commands)
 
-    _add_checkpoints(commands)
+    table.add_command(commands)
+    checkpoint_arguments.add(commands)
     return parser
 
 
@@ -143,33 +169,22 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="how long to wait for a command after a crash, or a rollback that found no checkpoint "
         f"(default: {command.WAIT_FOR_COMMAND_SECONDS:g}, or 0 without an exporter)",
     )
-    run.add_argument("--rollback-script", type=Path, help="run this script instead of rules/rollback/checkpoint.sh")
+    run.add_argument(
+        "--rollback-scripts",
+        type=Path,
+        metavar="DIR",
+        help="run checkpoint.sh, config.sh, version.sh and infra.sh of this folder; one that is not there: the shipped",
+    )
+    run.add_argument("--environments-dir", type=Path, metavar="DIR", help="where other verl versions lie")
+    run.add_argument(
+        "--executor",
+        choices=("local", "ray", "slurm"),
+        help="where the trainer runs: on this machine, as a Ray job, as a Slurm job (default: as recorded, else local)",
+    )
+    run.add_argument("--executor-settings", type=Path, metavar="FILE", help="of Ray or Slurm; see docs/executors.md")
     run.add_argument("--quiet", action="store_true", help="do not show the trainer's output; it is in attempts/N")
     run.add_argument("trainer", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(act=command.run)
-
-
-def _add_checkpoints(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    group = commands.add_parser("checkpoints", help="look at checkpoints").add_subparsers(required=True, metavar="WHAT")
-    for name, act, text in (
-        ("list", operator.list_checkpoints, "all checkpoints of a run, and whether each may be restored"),
-        ("choose", operator.choose_checkpoint, "print the newest checkpoint that may be restored"),
-    ):
-        one = group.add_parser(name, help=text, epilog=_CODES)
-        _add_run_choice(one)
-        one.add_argument("--checkpoint-dir", type=Path, help="where the checkpoints lie (default: as the run says)")
-        one.add_argument(
-            "--depth",
-            choices=("sizes", "content"),
-            default="content" if name == "choose" else "sizes",
-            help="compare sizes only, or hash all content (default: %(default)s)",
-        )
-        one.set_defaults(act=act)
-        if name == "choose":
-            _add_limits(one)
-    verify = group.add_parser("verify", help="verify one checkpoint", epilog=_CODES)
-    verify.add_argument("directory", type=Path, help="the global_step_N directory")
-    verify.set_defaults(act=operator.verify_checkpoint)
 
 
 def _add_run_choice(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
-from supervised_run import SCRIPT, FakeExporter, Scene, alive, read, until
+from supervised_run import SCRIPT, SCRIPTS, FakeExporter, Scene, alive, read, until
 
 
 def hanging(scene: Scene) -> list[str]:
@@ -60,9 +61,10 @@ def test_with_the_supervisor_dead_it_stops_the_trainer_and_says_how_to_go_on(sce
 
 def test_what_a_person_recorded_with_the_supervisor_dead_goes_before_the_exporters_command(scene: Scene) -> None:
     scene.exporter = FakeExporter()
-    gate = scene.folder / "gate.sh"
-    gate.write_text(f"touch {scene.folder}/arrived; sleep 60\n")
-    supervisor = scene.run(hanging(scene), "--rollback-script", str(gate))
+    gate = scene.folder / "scripts"
+    gate.mkdir()
+    (gate / "checkpoint.sh").write_text(f"touch {scene.folder}/arrived; sleep 60\n")
+    supervisor = scene.run(hanging(scene), "--rollback-scripts", str(gate))
     scene.output_has(1, "hanging")
     scene.command("c1", reason="hang")
     until((scene.folder / "arrived").exists, "the script to be run")
@@ -127,7 +129,7 @@ def test_a_dry_run_names_the_target_and_changes_nothing(scene: Scene) -> None:
 
 def test_a_target_that_vanishes_while_the_trainer_stops_is_replaced_by_the_one_before(scene: Scene) -> None:
     """verl's own retention may delete the target with the save of a clean end."""
-    edited = scene.folder / "checkpoint.sh"
+    edited = scene.folder / "checkpoint.sh"  # in a folder without lib.sh: the shipped one is found by the environment
     mark = 'say "step 3 of 3'
     edited.write_text(SCRIPT.read_text().replace(mark, f'rm -r "{scene.checkpoints}/global_step_10"\n{mark}', 1))
     scene.run(hanging(scene))
@@ -136,7 +138,7 @@ def test_a_target_that_vanishes_while_the_trainer_stops_is_replaced_by_the_one_b
         ["bash", str(edited), "--state-dir", str(scene.state), "--reason", "stuck"],
         capture_output=True,
         text=True,
-        env=scene.environ,
+        env={**scene.environ, "VERL_SENTINEL_ROLLBACK_SCRIPTS": str(SCRIPTS)},
         timeout=60,
         check=False,
     )
@@ -174,20 +176,26 @@ def test_a_state_directory_without_a_run_is_a_sentence(scene: Scene) -> None:
 def test_help_tells_every_exit_code_that_the_script_uses(scene: Scene) -> None:
     done = scene.script("--help")
     assert done.returncode == 0
-    for code in (0, 2, 4, 5, 6, 7, 8):
+    for code in (0, 2, 4, 5, 6, 7, 8, 9):
         assert f"\n  {code}  " in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
 def test_shellcheck_finds_nothing() -> None:
-    subprocess.run(["shellcheck", str(SCRIPT)], check=True)
+    subprocess.run(["shellcheck", "-x", *map(str, sorted(SCRIPTS.glob("*.sh")))], check=True, cwd=SCRIPTS.parent.parent)
 
 
-def test_the_engine_runs_this_very_script() -> None:
-    from trainer_entry.supervisor.script import default_script
+@pytest.mark.parametrize("rung", ["checkpoint", "config", "version", "infra"])
+def test_the_supervisor_runs_these_very_scripts(rung: Any, scene: Scene) -> None:
+    from trainer_entry.supervisor.script import script_of
 
-    assert default_script() == SCRIPT
-    assert os.access(SCRIPT, os.X_OK)
+    shipped = SCRIPTS / f"{rung}.sh"
+    assert script_of(rung, SCRIPTS) == shipped
+    assert script_of(rung, scene.folder) == shipped, "a folder without that script: the shipped one"
+    own = scene.folder / f"{rung}.sh"
+    own.touch()
+    assert script_of(rung, scene.folder) == own
+    assert os.access(shipped, os.X_OK)
 
 
 def test_an_operators_rollback_command_goes_through_the_supervisor_or_without_it(scene: Scene) -> None:

@@ -22,8 +22,11 @@ from trainer_entry.supervisor import processes
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
-SCRIPT = REPOSITORY / "rules" / "rollback" / "checkpoint.sh"
+SCRIPTS = REPOSITORY / "rules" / "rollback"
+SCRIPT = SCRIPTS / "checkpoint.sh"
 SECONDS = 40.0
+STEPS = {"choose": "choose_target", "stop": "stop_trainer", "resume": "start_trainer", "end": "start_trainer"}
+"""Where a gated script is halted: before it chooses, before it stops, before it starts, and after all of it."""
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -35,6 +38,16 @@ def until(condition: Callable[[], Any], what: str) -> Any:
             return value
         time.sleep(0.03)
     raise AssertionError(f"waited in vain for: {what}")
+
+
+def gated(folder: Path, step: str, arrived: Path, gate: Path, rung: str = "checkpoint") -> Path:
+    """A folder with the script of one rung, which waits for ``gate`` at a step, and says so by ``arrived``."""
+    lines = (SCRIPTS / f"{rung}.sh").read_text().splitlines()
+    place = lines.index(STEPS[step]) + (step == "end")
+    lines.insert(place, f'touch "{arrived}"; while ! [[ -e "{gate}" ]]; do sleep 0.05; done')
+    folder.mkdir()
+    (folder / f"{rung}.sh").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 class FakeExporter:
@@ -123,6 +136,7 @@ class Scene:
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("VERL_SENTINEL")}
         self.environ["PYTHONPATH"] = str(REPOSITORY)
         self.environ["VERL_SENTINEL_PYTHON"] = sys.executable
+        self.environ["VERL_SENTINEL_ENVIRONMENTS"] = str(folder / "environments")
 
     def trainer(self, *words: str, **fake: object) -> list[str]:
         """The trainer's command line."""
@@ -210,10 +224,10 @@ class Scene:
             check=False,
         )
 
-    def script(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run the rollback script by hand, to its end."""
+    def script(self, *words: str, name: str = "checkpoint") -> subprocess.CompletedProcess[str]:
+        """Run a rollback script by hand, to its end."""
         return subprocess.run(
-            ["bash", str(SCRIPT), *words],
+            ["bash", str(SCRIPTS / f"{name}.sh"), *words],
             capture_output=True,
             text=True,
             env=self.environ,

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supervised_run import SCRIPT, FakeExporter, Scene, alive, read, until
-
-STEPS = {
-    "choose": "choose_target\nif [[ $dry_run",
-    "stop": 'say "step 2 of 3: stop the trainer"\nstop_trainer\n\n',
-    "resume": 'say "step 3 of 3',
-    "end": 'case $code in\n    0) say "the trainer was',
-}
-"""Where the script is halted: before it chooses, before it stops, before it starts, and after all of it."""
+from supervised_run import SCRIPTS, FakeExporter, Scene, alive, gated, read, until
 
 
 class Gate:
@@ -24,11 +16,7 @@ class Gate:
 
     def __init__(self, scene: Scene, step: str) -> None:
         self.arrived, self._open = scene.folder / "arrived", scene.folder / "gate"
-        body = SCRIPT.read_text()
-        assert body.count(STEPS[step]) == 1
-        wait = f'gate() {{ touch "{self.arrived}"; while ! [[ -e {self._open} ]]; do sleep 0.05; done; }}\nsay() {{'
-        self.script = scene.folder / "checkpoint.sh"
-        self.script.write_text(body.replace("say() {", wait, 1).replace(STEPS[step], "gate\n" + STEPS[step]))
+        self.scripts = gated(scene.folder / "scripts", step, self.arrived, self._open)
 
     def open(self) -> None:
         self._open.touch()
@@ -49,7 +37,7 @@ def hanging(scene: Scene, *words: str) -> list[str]:
 def halted(watched: Scene, step: str) -> tuple[Gate, subprocess.Popen[str]]:
     """A rollback under way whose script waits before that step."""
     gate = Gate(watched, step)
-    supervisor = watched.run(hanging(watched), "--rollback-script", str(gate.script), wait="1")
+    supervisor = watched.run(hanging(watched), "--rollback-scripts", str(gate.scripts), wait="1")
     watched.output_has(1, "hanging")
     watched.command("c1", reason="hang")
     until(gate.arrived.exists, "the script to come to its gate")
@@ -175,7 +163,7 @@ def test_a_supervisor_killed_meanwhile_leaves_it_to_the_next_which_asks_before_i
     first.wait()
     watched.abort("c1")
     gate.open()  # the script of the dead supervisor finds nobody who would obey it
-    second = watched.run(None, "--rollback-script", str(SCRIPT), wait="1")
+    second = watched.run(None, "--rollback-scripts", str(SCRIPTS), wait="1")
     assert watched.exporter is not None
     last = watched.exporter.final("c1")
     assert (last.state, last.running) == ("failed", running)
@@ -206,7 +194,7 @@ def test_without_the_exporters_word_half_a_command_is_finished_after_a_while(wat
     port = watched.exporter.port
     watched.exporter.close()
     gate.open()
-    watched.run(None, "--rollback-script", str(SCRIPT))
+    watched.run(None, "--rollback-scripts", str(SCRIPTS))
     assert watched.started(2)["from"] == 15
     watched.exporter = FakeExporter(port)
 
@@ -240,7 +228,7 @@ def test_a_person_starts_it_again_with_resume_and_then_it_is_held_no_more(watche
 
 def test_the_next_command_acts_on_a_held_run(watched: Scene) -> None:
     gate = Gate(watched, "resume")
-    watched.run(hanging(watched), "--rollback-script", str(gate.script))
+    watched.run(hanging(watched), "--rollback-scripts", str(gate.scripts))
     watched.output_has(1, "hanging")
     watched.command("c1", reason="hang")
     until(gate.arrived.exists, "the script to come to its gate")

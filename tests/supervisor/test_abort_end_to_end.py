@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supervised_run import SCRIPT, Scene, alive, until
+from supervised_run import SCRIPTS, Scene, alive, gated, until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "exporter"))
 
@@ -22,11 +22,6 @@ CONFIG = """
 recovery: {mode: auto, trigger: direct}
 incidents: {resolve_after_seconds: 3600}
 """
-GATED = {
-    "stop": 'say "step 2 of 3: stop the trainer"\nstop_trainer\n\n',
-    "resume": 'say "step 3 of 3',
-    "end": 'case $code in\n    0) say "the trainer was',
-}
 
 
 class Loop:
@@ -35,22 +30,19 @@ class Loop:
     def __init__(self, folder: Path, step: str) -> None:
         self.scene = Scene(folder)
         self.arrived, self.gate = folder / "arrived", folder / "gate"
-        wait = f'gate() {{ touch "{self.arrived}"; while ! [[ -e {self.gate} ]]; do sleep 0.05; done; }}\nsay() {{'
-        body = SCRIPT.read_text().replace("say() {", wait, 1).replace(GATED[step], "gate\n" + GATED[step])
-        self.script = folder / "checkpoint.sh"
-        self.script.write_text(body)
+        self.scripts = gated(folder / "scripts", step, self.arrived, self.gate)
         (folder / "exporter.yml").write_text(CONFIG)
         self.exporter: ExporterProcess
 
     def supervise(self, *, again: bool = False) -> Any:
         trainer = None if again else self.scene.trainer(hang_at=16, only_first=1)
-        script = str(SCRIPT) if again else str(self.script)
+        scripts = str(SCRIPTS) if again else str(self.scripts)
         return self.scene.run(
             trainer,
             "--url",
             self.exporter.url,
-            "--rollback-script",
-            script,
+            "--rollback-scripts",
+            scripts,
             "--rollback-clean-seconds",
             "0.5",
             wait="1",

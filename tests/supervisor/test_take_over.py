@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from supervised_run import SCRIPT, FakeExporter, Scene, alive, kill, read, until
+from supervised_run import FakeExporter, Scene, alive, gated, kill, read, until
 
 from trainer_entry.supervisor import processes
 
@@ -58,20 +58,9 @@ def test_a_second_supervisor_is_refused_with_a_sentence(scene: Scene) -> None:
 def test_a_rollback_that_was_half_carried_out_is_finished_once(watched: Scene, stage: str) -> None:
     """The supervisor is killed while the script stands still at each of its stages."""
     gate, arrived = watched.folder / "gate", watched.folder / "arrived"
-    body = SCRIPT.read_text().replace(
-        "say() {", f'gate() {{ touch "{arrived}"; while ! [[ -e {gate} ]]; do sleep 0.05; done; }}\nsay() {{', 1
-    )
-    marks = {
-        "choose": "choose_target\nif [[ $dry_run",
-        "stop": 'say "step 2 of 3: stop the trainer"\nstop_trainer\n\n',
-        "resume": 'say "step 3 of 3',
-        "end": 'case $code in\n    0) say "the trainer was',
-    }
-    assert body.count(marks[stage]) == 1
-    script = watched.folder / "checkpoint.sh"
-    script.write_text(body.replace(marks[stage], "gate\n" + marks[stage]))
+    scripts = gated(watched.folder / "scripts", stage, arrived, gate)
     trainer = watched.trainer(hang_at=12, only_first=1)
-    first = watched.run(trainer, "--rollback-script", str(script))
+    first = watched.run(trainer, "--rollback-scripts", str(scripts))
     watched.output_has(1, "hanging")
     watched.command("c1", reason="hang")
     until(arrived.exists, "the script to come to its gate")

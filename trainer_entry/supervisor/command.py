@@ -11,13 +11,15 @@ from msgspec.structs import replace
 
 from exporter.protocol import Asked, Run
 from trainer_entry import settings
+from trainer_entry.environments import default_directory
 from trainer_entry.supervisor import overrides
+from trainer_entry.supervisor.hand import check as check_hand
 from trainer_entry.supervisor.lifecycle import usable_cwd
 from trainer_entry.supervisor.options import Options
 from trainer_entry.supervisor.output import say
 from trainer_entry.supervisor.overrides import OverrideError, TrainerCommand
 from trainer_entry.supervisor.reporting import NoReporter, PushReporter, Reporter, configure
-from trainer_entry.supervisor.script import default_script
+from trainer_entry.supervisor.script import script_of, shipped_scripts
 from trainer_entry.supervisor.state import RunRecord, StateDir, StateError
 from trainer_entry.supervisor.stopping import StopLimits
 from trainer_entry.supervisor.supervise import Supervisor
@@ -38,9 +40,10 @@ def run(parsed: argparse.Namespace) -> int:
         record = _merge(state, state.read_run(), given, parsed)
         trainer = overrides.parse(record.argv, usable_cwd(record.cwd))
         configured = configure(record.url, record.run_id, state.path)
-        script = parsed.rollback_script or default_script()
-        if not script.is_file():
-            raise StateError(f"The rollback script {script} does not exist; give one with --rollback-script.")
+        scripts = parsed.rollback_scripts or shipped_scripts()
+        if not scripts.is_dir() or not script_of("checkpoint", scripts).is_file():
+            raise StateError(f"There are no rollback scripts in {scripts}; give their folder with --rollback-scripts.")
+        hand = check_hand(record.executor, Path(record.executor_settings) if record.executor_settings else None)
         state.write_run(record)
 
         def connect(attempt: int, on_command: Callable[[Asked], None]) -> Reporter:
@@ -63,15 +66,23 @@ def run(parsed: argparse.Namespace) -> int:
                 term_seconds=parsed.term_seconds,
                 kill_seconds=parsed.kill_seconds,
             ),
-            script=script.absolute(),
+            scripts=scripts.absolute(),
+            environments=environments_of(parsed),
             wait_for_command_seconds=_wait(parsed.wait_for_command_seconds, configured is not None),
             word_seconds=WORD_SECONDS if configured is not None else 0.0,
             follow=not parsed.quiet,
+            hand=hand,
         )
         supervisor = Supervisor(
             state, record, command=trainer, options=options, connect=connect, environ=os.environ, say=say
         )
         return supervisor.run()
+
+
+def environments_of(parsed: argparse.Namespace) -> Path:
+    """The folder of environments that the options or the environment name."""
+    given: Path | None = parsed.environments_dir
+    return Path(os.path.abspath(given)) if given is not None else default_directory()
 
 
 def state_of(parsed: argparse.Namespace) -> StateDir:
@@ -95,6 +106,7 @@ def _identify(parsed: argparse.Namespace, words: list[str]) -> tuple[StateDir, R
     run_id = parsed.run_id or os.environ.get(settings.RUN_ID) or settings.derive_run_id(project, experiment, root)
     given = parsed.state_dir or os.environ.get(settings.STATE_DIR) or settings.default_state_dir(_checked(run_id))
     url = parsed.url if parsed.url is not None else os.environ.get(settings.URL, settings.DEFAULT_URL)
+    executor, file = _executor(parsed, None)
     record = RunRecord(
         run_id=_checked(run_id),
         argv=list(trainer.argv),
@@ -103,6 +115,8 @@ def _identify(parsed: argparse.Namespace, words: list[str]) -> tuple[StateDir, R
         project=project,
         experiment=experiment,
         url=url,
+        executor=executor,
+        executor_settings=file,
     )
     return StateDir(given), record
 
@@ -114,7 +128,15 @@ def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, p
             raise StateError(f"There is no run in {state.path} yet; give the trainer's command after '--'.")
         url = parsed.url if parsed.url is not None else os.environ.get(settings.URL, "") or stored.url
         root = stored.checkpoint_dir if parsed.checkpoint_dir is None else os.path.abspath(parsed.checkpoint_dir)
-        given = replace(stored, url=url, checkpoint_dir=root, run_id=parsed.run_id or stored.run_id)
+        executor, file = _executor(parsed, stored)
+        given = replace(
+            stored,
+            url=url,
+            checkpoint_dir=root,
+            run_id=parsed.run_id or stored.run_id,
+            executor=executor,
+            executor_settings=file,
+        )
     if stored is None:
         return given
     if stored.checkpoint_dir != given.checkpoint_dir or (parsed.run_id and parsed.run_id != stored.run_id):
@@ -131,7 +153,17 @@ def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, p
         url=given.url,
         project=given.project,
         experiment=given.experiment,
+        executor=given.executor,
+        executor_settings=given.executor_settings,
     )
+
+
+def _executor(parsed: argparse.Namespace, stored: RunRecord | None) -> tuple[str, str]:
+    """The executor's name and the absolute path of its settings, as given, else as stored."""
+    if parsed.executor is None and parsed.executor_settings is None and stored is not None:
+        return stored.executor, stored.executor_settings
+    name: str = parsed.executor or (stored.executor if stored is not None else "local")
+    return name, os.path.abspath(parsed.executor_settings) if parsed.executor_settings is not None else ""
 
 
 def _wait(given: float | None, exporter: bool) -> float:

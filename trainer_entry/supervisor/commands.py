@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from exporter.protocol import Action, Asked, Command
+from exporter.protocol import Action, Asked, Changes, Command, Rung
 from trainer_entry.supervisor.state import StateDir, read_record, write_record
 
 State = Literal["accepted", "stopping", "stopped", "starting", "started", "succeeded", "failed"]
@@ -24,7 +24,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One command and how far it is. ``by_hand`` where the rollback script was run by a person, step by step.
 
-    ``new_attempt`` is the attempt that was started for it, 0 before that.
+    ``new_attempt`` is the attempt that was started for it, 0 before that. ``held_path`` is the checkpoint that is kept
+    from being deleted for it.
     """
 
     id: str
@@ -32,12 +33,15 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     state: State
     by_hand: bool = False
+    rung: Rung = "checkpoint"
+    changes: Changes = Changes()
     reason: str = ""
     not_after_step: int | None = None
     asked_step: int | None = None
     detail: str = ""
     target_step: int | None = None
     target_path: str = ""
+    held_path: str = ""
     new_attempt: int = 0
     accepted_at: float = 0.0
     code: int = 0
@@ -63,6 +67,8 @@ def accepted(asked: Asked, now: float) -> CommandRecord:
         action=asked.action,
         attempt=asked.attempt,
         state="accepted",
+        rung=command.rung if command else "checkpoint",
+        changes=command.changes if command else Changes(),
         reason=asked.reason,
         not_after_step=command.not_after_step if command else None,
         asked_step=command.target_step if command else None,

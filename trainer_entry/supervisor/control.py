@@ -18,10 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from exporter.protocol import Changes, Rung
 from trainer_entry.supervisor import exitcodes
 from trainer_entry.supervisor.state import StateDir, StateError
 
-MAX_LINE_BYTES = 64 * 1024
+MAX_LINE_BYTES = 256 * 1024
 _READ_SECONDS = 10.0
 _MAX_CONNECTIONS = 16
 _CLOSE_SECONDS = 2.0
@@ -32,7 +33,9 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What is asked. ``instance`` is set by the script that a supervisor itself runs: another one refuses it.
 
     ``for_rollback`` makes a stop one that a resume follows: quick, without a last save, and the supervisor stays.
-    ``depth`` is how far a resume target is verified again.
+    ``depth`` is how far a resume target is verified again. ``save_first`` makes it one that wants a last save.
+    ``target`` of a stop is what the resume will start from: it is kept from being deleted meanwhile. ``changes`` add to
+    what is in force, or are all there is with ``forget_changes``. ``rung`` chooses the script of a rollback.
     """
 
     op: Literal["status", "stop", "resume", "rollback"]
@@ -42,6 +45,10 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     target: str = ""
     reason: str = ""
     for_rollback: bool = False
+    save_first: bool = False
+    rung: Rung = "checkpoint"
+    changes: Changes = Changes()
+    forget_changes: bool = False
     depth: Literal["sizes", "content"] = "content"
     instance: str = ""
 

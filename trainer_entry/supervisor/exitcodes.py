@@ -13,6 +13,11 @@ NO_SUPERVISOR = 7
 REFUSED = 8
 """The supervisor refused the request: another command, run or attempt."""
 
+CANNOT_CHANGE = 9
+"""What is to be changed cannot be changed: a setting, a version, a machine. Nothing was stopped for it."""
+NOT_SAVED = 10
+"""The trainer is stopped, but it did not end by itself with a save, as was asked."""
+
 # Codes of ``run`` stay clear of the small ones, because the trainer's own code is passed on when it crashes.
 RUN_HELD = 70
 """A rollback found no verified checkpoint; the run is held until a person says where to start."""

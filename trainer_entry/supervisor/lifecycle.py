@@ -13,8 +13,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from exporter.protocol import AttemptExited, AttemptStarted
+from trainer_entry import changes as changing
 from trainer_entry import settings
 from trainer_entry.supervisor.attempts import Attempt, new_marker
+from trainer_entry.supervisor.hand import LOCAL, Hand, before_start, goes_on, left_behind
+from trainer_entry.supervisor.outfit import InForce, outfit
 from trainer_entry.supervisor.output import Tail
 from trainer_entry.supervisor.reporting import Reporter
 from trainer_entry.supervisor.starting import Start
@@ -37,6 +40,8 @@ class Lifecycle:
         limits: StopLimits,
         environ: Mapping[str, str],
         *,
+        environments: Path,
+        hand: Hand = LOCAL,
         follow: bool,
         say: Callable[[str], None],
     ) -> None:
@@ -44,6 +49,8 @@ class Lifecycle:
         self._reporter = reporter
         self._limits = limits
         self._environ = environ
+        self._environments = environments
+        self._hand = hand
         self._follow = follow
         self._say = say
         self._tail: Tail | None = None
@@ -62,6 +69,12 @@ class Lifecycle:
     def running(self) -> bool:
         """True while the current attempt's trainer runs, as far as was noticed."""
         return self.attempt is not None and self.ended is None
+
+    @property
+    def ended_well(self) -> bool:
+        """True when the latest attempt ended by itself, with exit code 0."""
+        ended = self.ended or (self._state.read_exit(self.number) if self.number else None)
+        return not self.running and ended is not None and ended.exit_code == 0
 
     def update(self, **changes: object) -> None:
         """Change ``run.json``."""
@@ -94,15 +107,31 @@ class Lifecycle:
         self._report_start()
         return True
 
-    def start(self, start: Start, *, command_id: str = "") -> None:
-        """Start the next attempt. Raises StateError when it did not come up; the attempt then counts as ended, and what
-        was recorded about the next start (a target, a hold) still holds.
+    def start(self, start: Start, *, command_id: str = "", changes: InForce | None = None) -> None:
+        """Start the next attempt, with the changes in force, or with ``changes`` in their place from now on.
+
+        Raises StateError when it did not come up; the attempt then counts as ended, and what was recorded about the
+        next start (a target, a hold, the changes) still holds.
         """
         before = self.run
+        before_start(self._state, self._say)
         number = before.attempt + 1
+        in_force = changes or InForce(before.changes, before.skip_from)
+        fitted = outfit(
+            self._state,
+            before,
+            start,
+            in_force,
+            self._environ,
+            environments=self._environments,
+            executor=self._hand.name,
+        )
+        if not changing.is_empty(fitted.changes):
+            self._say(f"attempt {number} is started with changes: {changing.describe(fitted.changes)}")
         request = AttemptRequest(
             attempt=number,
-            argv=list(start.argv),
+            argv=self._hand.words(fitted.argv),
+            changes=fitted.changes,
             cwd=self.run.cwd,
             marker=new_marker(),
             resume_step=start.resume_step,
@@ -110,19 +139,20 @@ class Lifecycle:
             command_id=command_id,
             created_at=time.time(),
         )
-        environ = {
-            **self._environ,
-            settings.RUN_ID: self.run.run_id,
-            settings.ATTEMPT: str(number),
-            settings.STATE_DIR: str(self._state.path),
-            settings.URL: self.run.url,
-        }
+        environ = self._environ_of(number, fitted.environ)
         try:
             self._state.stop_request_path.unlink(missing_ok=True)
             # The request first: whoever finds the number finds what was to be started, and from where.
             Attempt.prepare(self._state, request)
             self.update(
-                attempt=number, next_start=None, held="", held_not_after=None, held_argv=None, held_by_person=False
+                attempt=number,
+                next_start=None,
+                held="",
+                held_not_after=None,
+                held_argv=None,
+                held_by_person=False,
+                changes=in_force.changes,
+                skip_from=in_force.skip_from,
             )
             self._come_up(Attempt.start(self._state, request, environ))
         except (StateError, OSError) as error:
@@ -133,11 +163,22 @@ class Lifecycle:
                     held_not_after=before.held_not_after,
                     held_argv=before.held_argv,
                     held_by_person=before.held_by_person,
+                    changes=before.changes,
+                    skip_from=before.skip_from,
                 )
             if isinstance(error, StateError):
                 raise
             raise StateError(f"Attempt {number} cannot be started: {error.strerror}.") from error
         self._report_start()
+
+    def _environ_of(self, number: int, environ: Mapping[str, str]) -> dict[str, str]:
+        return {
+            **environ,
+            settings.RUN_ID: self.run.run_id,
+            settings.ATTEMPT: str(number),
+            settings.STATE_DIR: str(self._state.path),
+            settings.URL: self.run.url,
+        }
 
     def _come_up(self, attempt: Attempt) -> None:
         self._current(attempt, from_end=False)
@@ -151,7 +192,12 @@ class Lifecycle:
         if self.attempt is None or self.ended is not None:
             return None
         if self.attempt.exit() is not None:
-            return self.notice_end(expected=self.run.told_to_stop >= self.attempt.number)
+            told = self.run.told_to_stop >= self.attempt.number
+            environ = self._environ_of(self.attempt.number, self._environ)
+            if not told and (again := goes_on(self._state, self.attempt, environ, self._say)) is not None:
+                self._current(again, from_end=True)
+                return None
+            return self.notice_end(expected=told)
         if time.monotonic() - self._seen_at > _SEEN_SECONDS:
             self._seen_at = time.monotonic()
             self.attempt.members()  # remembers them, for the case that the attempt process is killed
@@ -173,6 +219,8 @@ class Lifecycle:
         if stopped.survivors or self.ended is None:
             pids = ", ".join(str(pid) for pid in stopped.survivors) or "the attempt process"
             raise StateError(f"Processes of attempt {self.attempt.number} could not be ended: {pids}.")
+        if stopped.remains:
+            raise StateError(" ".join(stopped.remains))
         return stopped
 
     def notice_end(self, *, expected: bool) -> ExitRecord:
@@ -184,6 +232,8 @@ class Lifecycle:
         self.ended = ended
         if not attempt.wait_until_swept(_SWEEP_SECONDS) or attempt.members():
             attempt.end_leftovers()
+        if remains := left_behind(attempt, self._say):
+            self._say(remains)  # and nothing is started before it is gone
         if self._tail is not None:
             self._tail.close()
             self._tail = None
@@ -225,6 +275,8 @@ class Lifecycle:
                 resume_step=attempt.request.resume_step,
                 resume_path=attempt.request.resume_path,
                 command_id=attempt.request.command_id,
+                changes=None if changing.is_empty(attempt.request.changes) else attempt.request.changes,
+                executor=self._hand.name,
             ),
         )
         self.update(reported_start=attempt.number)

@@ -16,10 +16,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from exporter.protocol import Changes
 from trainer_entry import checkpoints
+from trainer_entry.changes import describe as describe_changes
 from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.control import ControlRequest, NoSupervisor, ask
 from trainer_entry.supervisor.lifecycle import describe
+from trainer_entry.supervisor.outfit import changes_from
 from trainer_entry.supervisor.state import ResumeTarget, RunRecord, StateDir, StateError
 from trainer_entry.supervisor.stopping import StopLimits, clean_seconds, stop
 
@@ -50,33 +53,46 @@ def status(state: StateDir) -> dict[str, object]:
         "signal": ended.signal if ended else None,
         "held": run.held,
         "command": "",
+        "changes": describe_changes(run.changes),
         "checkpoint_dir": run.checkpoint_dir,
         "state_dir": str(state.path),
     }
 
 
-def stop_run(state: StateDir, *, for_rollback: bool, reason: str, say: Callable[[str], None]) -> str:
-    """Stop the trainer by its attempt record; returns what was done. Raises StateError, StateBusy."""
+def stop_run(
+    state: StateDir, *, for_rollback: bool, save_first: bool = False, reason: str, say: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Stop the trainer by its attempt record; returns what was done, and whether it ended by itself with code 0.
+
+    Raises StateError, StateBusy.
+    """
     with state.locked():
         run = recorded_run(state)
         attempt = Attempt.existing(state, run.attempt)
         if attempt is None or attempt.give_up_if_never_started():
-            return "There is no trainer to stop."
+            return "There is no trainer to stop.", False
         if attempt.exit() is None:
             state.write_run(replace(run, told_to_stop=attempt.number))
         limits = StopLimits()
-        clean = clean_seconds(limits, for_rollback=for_rollback, reason=reason)
-        stopped = stop(state, attempt, limits, clean=clean, save=not for_rollback, say=say)
+        quick = for_rollback and not save_first
+        clean = clean_seconds(limits, for_rollback=quick, reason=reason)
+        stopped = stop(state, attempt, limits, clean=clean, save=not quick, say=say)
         if stopped.survivors:
             pids = ", ".join(str(pid) for pid in stopped.survivors)
             raise StateError(f"Processes of attempt {attempt.number} could not be ended: {pids}.")
+        if stopped.remains:
+            raise StateError(" ".join(stopped.remains))
         ended = attempt.exit()
         how = describe(ended) if ended else "ended"
-        return f"Attempt {attempt.number} {how} ({stopped.stage}, {stopped.seconds:.1f} s)."
+        detail = f"Attempt {attempt.number} {how} ({stopped.stage}, {stopped.seconds:.1f} s)."
+        return detail, ended is not None and ended.exit_code == 0
 
 
-def record_resume(state: StateDir, target: str, request_id: str) -> str:
-    """Verify the target and record that the next start is from it; returns what to run. Raises StateError."""
+def record_resume(state: StateDir, target: str, request_id: str, asked: Changes, *, forget: bool = False) -> str:
+    """Verify the target and record that the next start is from it, with what is asked to be changed.
+
+    Returns what to run. Raises StateError.
+    """
     with state.locked():
         run = recorded_run(state)
         attempt = Attempt.existing(state, run.attempt)
@@ -86,16 +102,29 @@ def record_resume(state: StateDir, target: str, request_id: str) -> str:
         if not verification.ok:
             raise StateError(f"{target} cannot be restored. {verification.reason}")
         target_here = ResumeTarget(step=verification.step, path=os.fspath(verification.path), command_id=request_id)
-        state.write_run(replace(run, next_start=target_here, held="", held_by_person=False))
+        in_force = changes_from(run, asked, verification.step, forget=forget)
+        state.write_run(
+            replace(
+                run,
+                next_start=target_here,
+                held="",
+                held_by_person=False,
+                changes=in_force.changes,
+                skip_from=in_force.skip_from,
+            )
+        )
     return shlex.join(["verl-sentinel-train", "run", "--state-dir", str(state.path)])
 
 
-def start_supervisor(state: StateDir, attempt_before: int) -> str:
+def start_supervisor(state: StateDir, attempt_before: int, environments: Path | None = None) -> str:
     """Start a supervisor that goes on by itself, and wait until it has started the trainer. Raises StateError."""
+    words = [sys.executable, "-m", "trainer_entry.cli", "run", "--state-dir", str(state.path), "--quiet"]
+    if environments is not None:
+        words += ["--environments-dir", str(environments)]
     log = state.path / "supervisor.log"
     with open(log, "ab") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "trainer_entry.cli", "run", "--state-dir", str(state.path), "--quiet"],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

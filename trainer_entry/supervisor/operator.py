@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from pathlib import Path
 
-from trainer_entry import checkpoints
+from trainer_entry.changes import words_of
 from trainer_entry.supervisor import exitcodes, offline
+from trainer_entry.supervisor.changing import asked_changes
 from trainer_entry.supervisor.command import state_of
 from trainer_entry.supervisor.control import ControlAnswer, ControlRequest, NoSupervisor, ask
 from trainer_entry.supervisor.output import say
-from trainer_entry.supervisor.script import INSTANCE_VARIABLE, PYTHON_VARIABLE, default_script
+from trainer_entry.supervisor.script import INSTANCE_VARIABLE, script_of, script_variables, shipped_scripts
 from trainer_entry.supervisor.state import StateDir, StateError
 
 
@@ -46,7 +45,9 @@ def stop(parsed: argparse.Namespace) -> int:
         op="stop",
         request_id=parsed.request_id,
         reason=parsed.reason,
-        for_rollback=parsed.for_rollback,
+        for_rollback=parsed.for_rollback or parsed.save_first,
+        save_first=parsed.save_first,
+        target=os.path.abspath(parsed.target) if parsed.target else "",
         instance=_instance(),
     )
     try:
@@ -56,19 +57,25 @@ def stop(parsed: argparse.Namespace) -> int:
             return _tell(ControlAnswer(detail=str(error), code=exitcodes.NOT_STOPPED))
     say("no supervisor is alive; stopping the trainer by its record")
     try:
-        print(offline.stop_run(state, for_rollback=parsed.for_rollback, reason=parsed.reason, say=say))
+        done, well = offline.stop_run(
+            state, for_rollback=request.for_rollback, save_first=parsed.save_first, reason=parsed.reason, say=say
+        )
     except StateError as error:
         say(str(error))
         return exitcodes.NOT_STOPPED
-    return exitcodes.OK
+    print(done)
+    return exitcodes.NOT_SAVED if parsed.save_first and not well else exitcodes.OK
 
 
 def resume(parsed: argparse.Namespace) -> int:
     """Start a stopped run from a checkpoint."""
     state = state_of(parsed)
     target = os.path.abspath(parsed.target)
+    changes = asked_changes(parsed, state, parsed.target)
     request = ControlRequest(
         op="resume",
+        changes=changes,
+        forget_changes=parsed.forget_changes,
         request_id=parsed.request_id,
         reason=parsed.reason,
         target=target,
@@ -81,9 +88,9 @@ def resume(parsed: argparse.Namespace) -> int:
         if request.instance:
             return _tell(ControlAnswer(detail=str(error), code=exitcodes.NOT_STARTED))
     before = offline.recorded_run(state).attempt
-    words = offline.record_resume(state, target, parsed.request_id)
+    words = offline.record_resume(state, target, parsed.request_id, changes, forget=parsed.forget_changes)
     if parsed.start_supervisor:
-        print(offline.start_supervisor(state, before))
+        print(offline.start_supervisor(state, before, parsed.environments_dir))
         return exitcodes.OK
     print(f"No supervisor is alive. The target is recorded; start from it with: {words}")
     return exitcodes.NO_SUPERVISOR
@@ -92,8 +99,12 @@ def resume(parsed: argparse.Namespace) -> int:
 def rollback(parsed: argparse.Namespace) -> int:
     """Have the supervisor roll back; without one, become the script."""
     state = state_of(parsed)
+    changes = asked_changes(parsed, state, None)
     request = ControlRequest(
         op="rollback",
+        rung=parsed.rung,
+        changes=changes,
+        save_first=parsed.save_first,
         request_id=parsed.request_id,
         reason=parsed.reason,
         target_step=parsed.target_step,
@@ -103,53 +114,13 @@ def rollback(parsed: argparse.Namespace) -> int:
         return _tell(_ask(state, request))
     except NoSupervisor:
         say("no supervisor is alive; running the rollback script")
-    words = ["bash", str(default_script()), "--state-dir", str(state.path)]
+    words = ["bash", str(script_of(parsed.rung, shipped_scripts())), "--state-dir", str(state.path)]
     for option in ("target_step", "not_after_step", "request_id", "reason"):
         if (value := getattr(parsed, option)) not in (None, ""):
             words += ["--" + option.replace("_", "-"), str(value)]
-    os.environ[PYTHON_VARIABLE] = sys.executable
+    words += [*(["--save-first"] if parsed.save_first else []), *words_of(changes)]
+    os.environ.update(script_variables(""))
     os.execvp("bash", words)
-
-
-def list_checkpoints(parsed: argparse.Namespace) -> int:
-    """Print all checkpoints, newest first."""
-    root = _root(parsed)
-    found = checkpoints.list_checkpoints(root, parsed.depth)
-    for result in found:
-        print(f"{result.step}\t{'verified (' + result.depth + ')' if result.ok else 'refused'}\t{result.reason or '-'}")
-    if not found:
-        print(f"There are no checkpoints in {root}.")
-    return exitcodes.OK
-
-
-def verify_checkpoint(parsed: argparse.Namespace) -> int:
-    """Print whether one checkpoint may be restored."""
-    result = checkpoints.verify(parsed.directory)
-    if not result.ok:
-        say(f"{result.path} may not be restored. {result.reason}")
-        return exitcodes.NO_CHECKPOINT
-    size = result.manifest.bytes if result.manifest else 0
-    print(f"{result.path} is verified: {size} bytes, {result.seconds:.1f} s.")
-    return exitcodes.OK
-
-
-def choose_checkpoint(parsed: argparse.Namespace) -> int:
-    """Print the path of the chosen checkpoint on standard output, and what was refused on standard error."""
-    root = _root(parsed)
-    limits = [step for step in (parsed.target_step, parsed.not_after_step) if step is not None]
-    choice = checkpoints.newest_verified(root, min(limits) if limits else None, depth=parsed.depth)
-    for refused in choice.refused:
-        say(f"step {refused.step} is refused: {refused.reason}")
-    if choice.chosen is None:
-        say(f"no checkpoint in {root} may be restored")
-        return exitcodes.NO_CHECKPOINT
-    print(choice.chosen.path)
-    return exitcodes.OK
-
-
-def _root(parsed: argparse.Namespace) -> Path:
-    given: Path | None = parsed.checkpoint_dir
-    return given if given is not None else offline.checkpoint_root(state_of(parsed))
 
 
 def _instance() -> str:

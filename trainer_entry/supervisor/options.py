@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_entry.supervisor.hand import LOCAL, Hand
 from trainer_entry.supervisor.stopping import StopLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times in seconds. ``script`` is the rollback script; ``follow`` shows the trainer's output."""
+    """Times in seconds. ``scripts`` has a rollback script for each rung that is not the shipped one; ``follow`` shows
+    the trainer's output; ``environments`` is where other verl versions lie.
+    """
 
     limits: StopLimits
-    script: Path
+    scripts: Path
+    environments: Path
     wait_for_command_seconds: float
     """How long to wait for a command, or an operator, after the trainer crashed or a rollback found no target."""
     script_seconds: float = 3600.0
@@ -21,3 +25,4 @@ class Options:
     word_seconds: float = 0.0
     """How long to wait for the exporter's word before going on with what a killed supervisor left half done."""
     follow: bool = True
+    hand: Hand = LOCAL

@@ -1,6 +1,7 @@
-"""Run the rollback script ``rules/rollback/checkpoint.sh``, the same file that an operator runs by hand.
+"""Run the rollback script of a rung, ``rules/rollback/{checkpoint,config,version,infra}.sh``, as an operator would.
 
-Called by the supervisor for a rollback command. Arguments are passed as words; nothing becomes a shell string.
+Called by the supervisor for a rollback or restart command. Arguments are passed as words; nothing becomes a shell
+string.
 """
 
 from __future__ import annotations
@@ -17,27 +18,53 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trainer_entry
+from exporter.protocol import Rung
+from trainer_entry.changes import words_of
+from trainer_entry.environments.places import DIRECTORY
 from trainer_entry.supervisor.commands import CommandRecord
 from trainer_entry.supervisor.state import StateDir, StateError
 
 INSTANCE_VARIABLE = "VERL_SENTINEL_SUPERVISOR"
 PYTHON_VARIABLE = "VERL_SENTINEL_PYTHON"
+SCRIPTS_VARIABLE = "VERL_SENTINEL_ROLLBACK_SCRIPTS"
+"""Where the shipped scripts lie, for an edited copy of one that lies elsewhere and sources ``lib.sh``."""
 _MAX_LINES = 50
 _MAX_LINE = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnded:
-    """The script of that command ended with that code; ``last_line`` is the last that it printed."""
+    """The script of that command ended with that code; ``lines`` are the last that it printed."""
 
     command_id: str
     code: int
-    last_line: str
+    lines: tuple[str, ...]
+
+    @property
+    def last_line(self) -> str:
+        """The last line, or an empty string."""
+        return self.lines[-1] if self.lines else ""
 
 
-def default_script() -> Path:
-    """The script as it was installed: ``rules`` lies beside ``trainer_entry``, in a checkout and in site-packages."""
-    return Path(trainer_entry.__file__).resolve().parent.parent / "rules" / "rollback" / "checkpoint.sh"
+def shipped_scripts() -> Path:
+    """The scripts as installed: ``rules`` lies beside ``trainer_entry``, in a checkout and in site-packages."""
+    return Path(trainer_entry.__file__).resolve().parent.parent / "rules" / "rollback"
+
+
+def script_of(rung: Rung, scripts: Path) -> Path:
+    """The script of a rung: the site's own where there is one in ``scripts``, else the shipped one."""
+    own = scripts / f"{rung}.sh"
+    return own if own.is_file() else shipped_scripts() / f"{rung}.sh"
+
+
+def script_variables(instance: str, environments: Path | None = None) -> dict[str, str]:
+    """What a script finds in its environment: the interpreter, the shipped scripts, the folder of environments."""
+    found = {PYTHON_VARIABLE: sys.executable, SCRIPTS_VARIABLE: str(shipped_scripts())}
+    if instance:
+        found[INSTANCE_VARIABLE] = instance
+    if environments is not None:
+        found[DIRECTORY] = str(environments)
+    return found
 
 
 class ScriptRun:
@@ -45,15 +72,17 @@ class ScriptRun:
 
     def __init__(
         self,
-        script: Path,
+        scripts: Path,
         state: StateDir,
         record: CommandRecord,
         instance: str,
         *,
+        environments: Path,
         limit_seconds: float,
         say: Callable[[str], None],
         ended: Callable[[ScriptEnded], None],
     ) -> None:
+        script = script_of(record.rung, scripts)
         words = ["bash", str(script), "--state-dir", str(state.path), "--request-id", record.id]
         if record.asked_step is not None:
             words += ["--target-step", str(record.asked_step)]
@@ -61,6 +90,9 @@ class ScriptRun:
             words += ["--not-after-step", str(record.not_after_step)]
         if record.reason:
             words += ["--reason", record.reason.replace("\0", " ")[:1000]]
+        if record.action == "restart":
+            words.append("--save-first")
+        words += words_of(record.changes)
         self.command_id = record.id
         self._say = say
         self._ended = ended
@@ -70,7 +102,7 @@ class ScriptRun:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, INSTANCE_VARIABLE: instance, PYTHON_VARIABLE: sys.executable},
+                env={**os.environ, **script_variables(instance, environments)},
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: an id from outside with a NUL in it
@@ -98,4 +130,4 @@ class ScriptRun:
                     self._say(line)
         code = self._process.wait()
         self._timer.cancel()
-        self._ended(ScriptEnded(self.command_id, code, lines[-1] if lines else ""))
+        self._ended(ScriptEnded(self.command_id, code, tuple(lines)))

@@ -14,6 +14,7 @@ from typing import Literal
 
 from trainer_entry import checkpoints
 from trainer_entry.checkpoints import CheckpointError, Choice, Verification
+from trainer_entry.checkpoints.world_size import asked_world_size
 from trainer_entry.supervisor.overrides import TrainerCommand
 from trainer_entry.supervisor.state import ResumeTarget
 
@@ -52,11 +53,13 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
         why = f"verl's tracker in {root} names global_step_{step}, which is not there"
     elif (there[step] / checkpoints.ABANDONED_NAME).exists():
         why = f"verl's tracker in {root} names global_step_{step}, which a rollback left behind"
+    elif broken := unusable(there[step]):
+        why = f"verl's tracker in {root} names global_step_{step}, which would not do: {broken.rstrip('.')}"
     else:
         return Start(command.argv, None)
-    choice = checkpoints.newest_verified(root)
+    choice = checkpoints.newest_verified(root, world_size=asked_world_size(command.argv))
     if choice.chosen is None:
-        raise NothingToStartFrom(f"{why}, and it would start from scratch in silence. {explain_none(choice)} {WAY_OUT}")
+        raise NothingToStartFrom(f"{why}, and verl is not started from that. {explain_none(choice)} {WAY_OUT}")
     start = _resume(command, choice.chosen)
     return Start(start.argv, start.resume_step, start.resume_path, f"{why}; resuming from step {start.resume_step}")
 
@@ -81,7 +84,7 @@ def held_start(
         return plain_start(command, root)
     if by_person:
         raise NothingToStartFrom(f"The run is held: {held} {BY_HAND}")
-    choice = checkpoints.newest_verified(root, not_after_step)
+    choice = checkpoints.newest_verified(root, not_after_step, world_size=asked_world_size(command.argv))
     if choice.chosen is None:
         way_out = SAME_WORDS if says_where else WAY_OUT
         raise NothingToStartFrom(f"The run is held: {held} {explain_none(choice)} {way_out}")
@@ -99,12 +102,23 @@ def start_from(
 
     Raises NothingToStartFrom when the target does not verify, CheckpointError and OverrideError.
     """
-    verification = checkpoints.verify(target.path, depth)
+    verification = checkpoints.verify(target.path, depth, world_size=asked_world_size(command.argv))
     if not verification.ok:
         raise NothingToStartFrom(f"{target.path} cannot be restored. {verification.reason}")
     start = _resume(command, verification)
     leave_behind(root, verification.step, reason)
     return start
+
+
+def unusable(directory: Path) -> str:
+    """Why verl would fail, or repeat data in silence, on a checkpoint that it would take by itself; empty if it would
+    not. One without a manifest is verl's own business as long as all of it is there.
+    """
+    found = checkpoints.verify(directory, "sizes", noted=False)
+    return "" if found.ok or found.problem in _NO_PROOF else found.reason
+
+
+_NO_PROOF = ("no_manifest", "unfinished", "being_hashed", "being_written", "manifest_format", "manifest_edited")
 
 
 def leave_behind(root: str, step: int, reason: str) -> list[Path]:

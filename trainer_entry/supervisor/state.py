@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import msgspec
 
+from exporter.protocol import Changes
+
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 
 _Record = TypeVar("_Record")
@@ -44,6 +46,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``held`` is a sentence while nothing may start without a person's word; ``held_not_after`` is the newest step that
     may still be restored then, and ``held_argv`` the words it was held under, which are nobody's new decision.
     ``held_by_person`` where a person called a rollback off: then a checkpoint that verifies is no word either.
+
+    ``changes`` are in force for every attempt to come, until a later rung or a person replaces them. Their
+    ``skip_steps`` belong to one place in the data: they count for starts from step ``skip_from`` only.
+
+    ``executor`` is where the trainer runs, and ``executor_settings`` the absolute path of its settings, if any.
     """
 
     run_id: str
@@ -62,10 +69,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     held_not_after: int | None = None
     held_argv: list[str] | None = None
     held_by_person: bool = False
+    changes: Changes = Changes()
+    skip_from: int | None = None
+    executor: str = "local"
+    executor_settings: str = ""
 
 
 class AttemptRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``attempts/<n>/request.json``, written before the attempt process is started."""
+    """``attempts/<n>/request.json``, written before the attempt process is started. ``argv`` has the changes in it."""
 
     attempt: int
     argv: list[str]
@@ -75,6 +86,7 @@ class AttemptRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume_path: str = ""
     command_id: str = ""
     created_at: float = 0.0
+    changes: Changes = Changes()
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer_entry.supervisor import processes
+from trainer_entry.supervisor import gone, processes
 from trainer_entry.supervisor.attempts import Attempt
+from trainer_entry.supervisor.hand import left_behind
 from trainer_entry.supervisor.processes import Process
 from trainer_entry.supervisor.state import StateDir, StateError, write_record
 
@@ -48,6 +49,8 @@ class Stopped:
     stage: Stage
     seconds: float
     survivors: list[int]
+    remains: tuple[str, ...] = ()
+    """Sentences about what of it is not gone, or not certain to be: GPU memory, or a job on a cluster."""
 
 
 class Hurry:
@@ -104,7 +107,8 @@ def stop(
     hurry = hurry or Hurry()
     if (host := attempt.elsewhere()) is not None:
         raise StateError(f"Attempt {attempt.number} runs on host {host}; stop it there.")
-    attempt.members()  # remembered, in case the attempt process dies under our hands
+    members = attempt.members()  # remembered, in case the attempt process dies under our hands
+    held = gone.holding((process.pid for process in members), say=say)
     stage: Stage = "ended before"
     if attempt.exit() is None and clean > 0:
         stage = "clean"
@@ -129,7 +133,11 @@ def stop(
         survivors = attempt.end_leftovers()
     with contextlib.suppress(FileNotFoundError):
         state.stop_request_path.unlink()
-    return Stopped(stage, time.monotonic() - started, sorted(process.pid for process in survivors))
+    remains = [] if survivors else gone.wait_until_free(held, say=say)
+    if job := left_behind(attempt, say):
+        remains.append(job)
+    pids = sorted(process.pid for process in survivors)
+    return Stopped(stage, time.monotonic() - started, pids, tuple(remains))
 
 
 def _wait(attempt: Attempt, seconds: float, hurry: Hurry) -> None:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from exporter.protocol import Abort, Asked, Command
+from trainer_entry.changes import describe as described
 from trainer_entry.checkpoints import CheckpointError
 from trainer_entry.supervisor import exitcodes, starting
 from trainer_entry.supervisor.carrying import Carrying
@@ -61,7 +62,17 @@ class Supervisor:
         self._waiting_until: float | None = None
         self._said = ""
         self._reporter = connect(max(1, run.attempt), self._inbox.put)
-        self._life = Lifecycle(state, run, self._reporter, options.limits, environ, follow=options.follow, say=say)
+        self._life = Lifecycle(
+            state,
+            run,
+            self._reporter,
+            options.limits,
+            environ,
+            environments=options.environments,
+            hand=options.hand,
+            follow=options.follow,
+            say=say,
+        )
         self._carrying = Carrying(
             state,
             self._life,
@@ -215,6 +226,7 @@ class Supervisor:
             "signal": ended.signal if ended else None,
             "held": life.run.held,
             "command": self._carrying.active_id,
+            "changes": described(life.run.changes),
             "checkpoint_dir": life.run.checkpoint_dir,
             "state_dir": str(self._state.path),
         }

@@ -1,0 +1,98 @@
+"""Whose hands hold the trainer's processes: this machine's, Ray's or Slurm's. For the lifecycle of attempts.
+
+For the latter two the attempt process runs a shadow of the job (:mod:`trainer_entry.executors`), so starting, watching
+and stopping are the same; what a shadow that was killed leaves behind is looked for here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_entry.executors import ExecutorError, confirm_gone, confirm_none_alive, job_state
+from trainer_entry.supervisor.attempts import Attempt
+from trainer_entry.supervisor.state import StateDir, StateError
+
+MAX_TAKEN_UP = 20
+"""How often the shadow of one attempt is started again. One that keeps dying is a fault of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """``name`` is one of ``local``, ``ray`` and ``slurm``; ``settings`` the file of its settings, absolute or empty."""
+
+    name: str = "local"
+    settings: str = ""
+
+    def words(self, argv: tuple[str, ...] | list[str]) -> list[str]:
+        """What the attempt process is to run for these words of the trainer."""
+        if self.name == "local":
+            return list(argv)
+        given = ["--settings", self.settings] if self.settings else []
+        return [sys.executable, "-m", "trainer_entry.executors", "--executor", self.name, *given, "--", *argv]
+
+
+LOCAL = Hand()
+
+
+def check(name: str, settings: Path | None) -> Hand:
+    """The hand that the command line names, with its settings read once. Raises StateError."""
+    if name == "local":
+        if settings is not None:
+            raise StateError("--executor-settings is for --executor ray and slurm; local has none.")
+        return LOCAL
+    from trainer_entry.executors.configuration import read_ray, read_slurm
+
+    path = os.path.abspath(settings) if settings is not None else ""
+    try:
+        read_ray(path) if name == "ray" else read_slurm(path)
+    except ExecutorError as error:
+        raise StateError(str(error)) from error
+    return Hand(name, path)
+
+
+def before_start(state: StateDir, say: Callable[[str], None]) -> None:
+    """End the jobs that earlier attempts left. Raises StateError where it is not certain that there is none."""
+    try:
+        for sentence in confirm_none_alive(state.path / "attempts"):
+            say(sentence)
+    except ExecutorError as error:
+        raise StateError(f"{error} Nothing is started.") from error
+
+
+def left_behind(attempt: Attempt, say: Callable[[str], None]) -> str:
+    """End the job of an attempt that is over; a sentence where it is not certain that it ended, else empty."""
+    try:
+        if sentence := confirm_gone(attempt.directory):
+            say(sentence)
+    except (ExecutorError, StateError) as error:
+        return str(error)
+    return ""
+
+
+def goes_on(
+    state: StateDir, attempt: Attempt, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Attempt | None:
+    """Follow the job of an attempt again whose shadow is gone, while the job itself runs; None where it does not.
+
+    The machine of the supervisor was restarted, say, or its memory was short: no reason to end a job elsewhere.
+    """
+    try:
+        found = job_state(attempt.directory)
+    except (ExecutorError, StateError) as error:
+        say(f"attempt {attempt.number}: {error}")
+        return None
+    if found is None or not found.alive:
+        return None
+    number = len(list(attempt.directory.glob("lost-*")))
+    if number >= MAX_TAKEN_UP or not attempt.wait_until_swept(15.0):
+        return None
+    for name in ("exit.json", "attempt.json"):
+        with contextlib.suppress(FileNotFoundError):
+            (attempt.directory / name).rename(attempt.directory / f"lost-{number + 1}-{name}")
+    say(f"the job of attempt {attempt.number} is {found.state}, and is followed again")
+    return Attempt.start(state, attempt.request, environ)
