@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.chaos import moments, programs
 from tests.chaos.moments import Moment
-from tests.chaos.verdict import End, settled
+from tests.chaos.verdict import End, Verdict, settled
 from tests.chaos.world import Interrupted, World
 
 RECOVERED: frozenset[End] = frozenset({"recovered"})
@@ -67,63 +67,73 @@ class Result:
 
 
 def play(scenario: Scenario, *, keep: bool = False, interrupted: threading.Event | None = None) -> Result:
-    """Play it in a folder of its own, which stays only with ``keep`` and where it did not end well."""
+    """Play it in a folder of its own, which stays only with ``keep`` and where it did not end well.
+
+    Raises ``Interrupted``, with everything ended and the folder removed.
+    """
     began = time.monotonic()
     if (reason := missing(scenario)) != "":
         return Result(scenario.name, "skipped", True, 0.0, (), reason, (), skipped=reason)
     out = Path(tempfile.mkdtemp(prefix="chaos-" + re.sub(r"[^a-z0-9]+", "-", scenario.name[:40]) + "-"))
-    end, why = "undecided", ""
+    world = World(
+        out,
+        runs=scenario.runs,
+        recovery=scenario.recovery,
+        words=scenario.words,
+        small_disks=scenario.small_disks,
+        own_clock=scenario.own_clock,
+        interrupted=interrupted,
+    )
     breaches: list[str] = []
-    story: list[str] = []
-    world: World | None = None
     try:
-        world = World(
-            out,
-            runs=scenario.runs,
-            recovery=scenario.recovery,
-            words=scenario.words,
-            small_disks=scenario.small_disks,
-            own_clock=scenario.own_clock,
-            interrupted=interrupted,
-        )
-        world.start()
-        for run in world.runs:
-            if scenario.fault:
-                run.inject(scenario.fault)
-        world.say(f"the fault: {scenario.fault or 'none'}")
-        for act in scenario.acts:
-            if isinstance(act.when, str):
-                moments.wait_for(world, world.run, act.when)
-            else:
-                until = time.monotonic() + act.when
-                world.wait(lambda until=until: time.monotonic() > until, act.when + 60, "the next act")  # type: ignore[misc]
-            act.do(world)
-        ends = [settled(world, run, scenario.patience) for run in world.runs]
-        # Of two runs the worse end is the scenario's.
-        order = ("recovered", "observed", "stopped", "undecided")
-        end = max((one.end for one in ends), key=order.index)
-        why = "; ".join(one.why for one in ends)
-        world.say(f"{end}: {why}")
-        if scenario.after is not None and (sentence := scenario.after(world)):
+        verdict = _played(scenario, world)
+        if scenario.after is not None and verdict.end != "undecided" and (sentence := scenario.after(world)):
             breaches.append(sentence)
-    except (TimeoutError, AssertionError) as error:
-        why = str(error)
     except Interrupted:
-        why = "interrupted"
+        world.close()
+        shutil.rmtree(out, ignore_errors=True)
         raise
+    except (TimeoutError, AssertionError) as error:
+        verdict = Verdict("undecided", str(error))
     except Exception:  # noqa: BLE001 - one scenario that cannot be played says so, and the others go on
-        why = traceback.format_exc()
+        verdict = Verdict("undecided", traceback.format_exc())
     finally:
-        if world is not None:
-            world.close()
-            breaches += [sentence for run in world.runs for sentence in run.witness.breaches]
-            story = world.story
-    ok = end in scenario.ends and not breaches
+        world.close()
+    breaches += [sentence for run in world.runs for sentence in run.witness.breaches]
+    ok = verdict.end in scenario.ends and not breaches
     if ok and not keep:
         shutil.rmtree(out, ignore_errors=True)
-    seconds = time.monotonic() - began
-    folder = "" if ok and not keep else str(out)
-    return Result(scenario.name, end, ok, seconds, tuple(breaches), why, tuple(story), folder=folder)
+    return Result(
+        scenario.name,
+        verdict.end,
+        ok,
+        time.monotonic() - began,
+        tuple(breaches),
+        verdict.why,
+        tuple(world.story),
+        folder=str(out) if out.exists() else "",
+    )
+
+
+def _played(scenario: Scenario, world: World) -> Verdict:
+    world.start()
+    for run in world.runs:
+        if scenario.fault:
+            run.inject(scenario.fault)
+    world.say(f"the fault: {scenario.fault or 'none'}")
+    for act in scenario.acts:
+        if isinstance(act.when, str):
+            moments.wait_for(world, world.run, act.when)
+        else:
+            world.pause(act.when)
+        act.do(world)
+    verdicts = [settled(world, run, scenario.patience) for run in world.runs]
+    # Of two runs the worse end is the scenario's.
+    order = ("recovered", "observed", "stopped", "undecided")
+    worst = max((one.end for one in verdicts), key=order.index)
+    why = "; ".join(one.why for one in verdicts)
+    world.say(f"{worst}: {why}")
+    return Verdict(worst, why)
 
 
 def missing(scenario: Scenario) -> str:

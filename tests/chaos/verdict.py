@@ -16,7 +16,7 @@ from typing import Literal
 from demo.client import answers
 from tests.chaos.asking import firing
 from tests.chaos.subject import Run
-from tests.chaos.world import Interrupted, World
+from tests.chaos.world import World
 
 End = Literal["recovered", "stopped", "observed", "undecided"]
 HEALTHY_STEPS = 6
@@ -45,8 +45,7 @@ def settled(world: World, run: Run, patience: float) -> Verdict:
         needed = SETTLE_SECONDS if now.end == "recovered" else 2 * SETTLE_SECONDS
         if now.end != "undecided" and time.monotonic() - since > needed:
             return now
-        if world.interrupted.wait(0.25):
-            raise Interrupted
+        world.pause(0.25)
     return Verdict("undecided", f"after {patience:.0f} s: {last.why}")
 
 

@@ -78,6 +78,7 @@ class World:
         self.began = time.monotonic()
         self._timers: list[threading.Timer] = []
         self._mounts: list[Path] = []
+        self._closed = False
         self.tokens = programs.write_tokens(out / "tokens")
         ports = programs.free_ports(3)
         self.exporter_at, self.prometheus_at, self.alertmanager_at = (f"127.0.0.1:{port}" for port in ports)
@@ -139,7 +140,10 @@ class World:
         self.say("all run, and are watched")
 
     def close(self) -> None:
-        """End all that this world started, by process id. The witnesses judge first."""
+        """End all that this world started, by process id. The witnesses judge first. Again is no harm."""
+        if self._closed:
+            return
+        self._closed = True
         for timer in self._timers:
             timer.cancel()
         for run in self.runs:
@@ -164,6 +168,11 @@ class World:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {seconds:.0f} s in vain for {what}")
             time.sleep(0.02)
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass. Raises ``Interrupted``."""
+        if self.interrupted.wait(seconds):
+            raise Interrupted
 
     def _complain_of_the_dead(self) -> None:
         for program in self.init.programs:
