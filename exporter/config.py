@@ -6,14 +6,13 @@ A wrong file stops the program with a sentence that names the file, the line, wh
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from exporter.detectors.calibration import Budget
-from exporter.detectors.options import unknown_name
 from exporter.detectors.presets import DEFAULT_PRESET, preset_named
 from exporter.detectors.registry import NAMES, DetectorPlan
 from exporter.exposure import (
@@ -33,6 +32,7 @@ from exporter.exposure import (
 from exporter.incidents import Rules
 from exporter.links import Links
 from exporter.notify.settings import NotifySettings, UrlUnavailable, urls_of
+from exporter.policy_file import check_names, compose, read_policy
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
 from exporter.service.gradients import HistogramSettings
@@ -133,14 +133,7 @@ def parse(text: str, file: str) -> Config:
 
 def _parsed(text: str, file: str) -> tuple[Config, Lines]:
     reader = Lines(file, Config)
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{file}, line {mark.line + 1}" if mark is not None else file
-        raise ConfigError(f"{place}: this is not YAML: {error.problem or error.context}.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: this is not YAML: {str(error).splitlines()[0]}.") from None
+    node = compose(text, file)
     if node is None:
         return Config(), reader
     data = reader.plain(node, "$")
@@ -159,12 +152,22 @@ def _parsed(text: str, file: str) -> tuple[Config, Lines]:
     except ValueError as error:
         line = reader.line_of("$.histogram.detectors")
         raise ConfigError(f"{file}, line {line}: histogram.detectors: {error}.") from None
-    for index, trigger in enumerate(config.recovery.triggers):
-        unknown = next((name for name in trigger.detectors if name not in NAMES), None)
-        if unknown is not None:
-            line = reader.line_of(f"$.recovery.triggers[{index}].detectors")
-            raise ConfigError(f"{file}, line {line}: recovery.triggers: {unknown_name('detector', unknown, NAMES)}.")
+    check_names(config.recovery, reader, "$.recovery")
+    if config.recovery.policy_file:
+        config = msgspec.structs.replace(config, recovery=_policy_of(config, data["recovery"], reader))
     return config, reader
+
+
+def _policy_of(config: Config, section: Mapping[str, Any], lines: Lines) -> RecoveryPolicy:
+    """The policy in the file that the section names; a relative path is one beside the configuration."""
+    others = [name for name in section if name != "policy_file"]
+    if others:
+        line = lines.line_of(f"$.recovery.{others[0]}")
+        sentence = f"recovery.{others[0]} stands beside recovery.policy_file: set it in that file"
+        raise ConfigError(f"{lines.file}, line {line}: {sentence}.")
+    line = lines.line_of("$.recovery.policy_file")
+    path = Path(lines.file).parent / Path(config.recovery.policy_file).expanduser()
+    return read_policy(path, f"{lines.file}, line {line}: recovery.policy_file")
 
 
 def _check_files(config: Config, lines: Lines) -> None:

@@ -19,6 +19,7 @@ from exporter.app.lifecycle import Exporter
 from exporter.app.notify_route import NOTIFY_PATH, TEST_PATH, Notified
 from exporter.app.schemas import NUMBER, REQUESTS, bounded, shown
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, ErrorAnswer, PushAnswer
+from exporter.recovery.explaining import RunExplained
 from exporter.recovery.record import Recovery
 from exporter.service.admission import MAX_INTEGER, Limits
 from exporter.service.export import MEDIA_TYPES
@@ -166,6 +167,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/api/v1/recoveries/{recovery_id}"): Operation(
         "recovery", "One recovery", "operate", Recovery, (*_READ, 404), (_path("recovery_id", "Its id."),)
+    ),
+    ("GET", "/api/v1/recovery/policy"): Operation(
+        "recovery", "Which policy holds for a run, and what would be done now", "operate", RunExplained, (*_READ, 404),
+        ({"name": "run", "in": "query", "required": True, "schema": {"type": "string"}, "description": "Its id."},),
     ),
     ("POST", "/api/v1/recoveries/{recovery_id}/{decision}"): Operation(
         "recovery", "Decide on a recovery", "operate", Recovery, (*_WRITE, 404, 409),

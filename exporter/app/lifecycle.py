@@ -27,6 +27,7 @@ from exporter.service.history import Archive
 from exporter.service.journal import FILE_NAME, Journal
 from exporter.service.recorder import ThreadedRecorder
 from exporter.service.sinks.contract import SinkHealth
+from exporter.service.stable_config import REFRESH_SECONDS
 from exporter.service.stored import JournalForeign, JournalUnavailable
 
 log = logging.getLogger("exporter")
@@ -163,6 +164,8 @@ class Exporter:
         if self._sink is not None:
             self._sink.start()
         self._work.append(asyncio.create_task(self._tidy(), name="archivist"))
+        if self.core.link.stable_configs:
+            self._work.append(asyncio.create_task(self._read_stable_configs(), name="stable configurations"))
         while True:
             try:
                 self.core.tick(self.clock())
@@ -225,6 +228,12 @@ class Exporter:
             except Exception:
                 self.core.faults += 1
                 log.exception("The archivist failed")
+
+    async def _read_stable_configs(self) -> None:
+        """What recovery may go back to in git is read by a thread, so that no decision waits for it."""
+        while True:
+            await asyncio.to_thread(self.core.link.stable_configs.refresh)
+            await asyncio.sleep(REFRESH_SECONDS)
 
     def _open_journal(self) -> Journal | None:
         """None where it cannot be opened now: that may pass. That it is another program's does not."""

@@ -19,6 +19,7 @@ from exporter.cli.following import follow
 from exporter.cli.incidents import acknowledge, incidents
 from exporter.cli.journal import journal_app
 from exporter.cli.notify import notify_app
+from exporter.cli.policy import policy_app
 from exporter.cli.recoveries import audit, recoveries_app
 from exporter.cli.runs import runs_app
 from exporter.cli.telling import stop
@@ -73,6 +74,7 @@ app.add_typer(runs_app, name="runs")
 app.command()(incidents)
 app.command()(acknowledge)
 app.add_typer(recoveries_app, name="recoveries")
+app.add_typer(policy_app, name="policy")
 app.add_typer(notify_app, name="notify")
 app.add_typer(journal_app, name="journal")
 app.command()(audit)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from exporter.cli.asking import DEFAULT_URL, AsJson, Limit, Url, Who, ask, quoted, user
 from exporter.cli.recovery_summary import print_recovery
-from exporter.cli.showing import clean, moment, show_json, show_rows
+from exporter.cli.showing import clean, counted, moment, show_json, show_rows
 
 recoveries_app = typer.Typer(no_args_is_help=True, help="Recoveries: list, show, approve, refuse, abort, acknowledge.")
 
@@ -33,10 +34,10 @@ def recoveries_list(url: Url = DEFAULT_URL, as_json: AsJson = False, limit: Limi
         show_json(answer)
         return
     rows = [
-        (it["id"], it["run_id"], str(it["attempt"]), it["action"], it["stage"], it["outcome"] or it["reason"])
+        (it["id"], it["run_id"], str(it["attempt"]), _what(it), it["stage"], it["outcome"] or it["reason"])
         for it in answer["recoveries"]
     ]
-    show_rows(("recovery", "run", "attempt", "action", "stage", "why"), rows)
+    show_rows(("recovery", "run", "attempt", "what", "stage", "why"), rows)
 
 
 @recoveries_app.command("show")
@@ -51,7 +52,7 @@ def recoveries_show(recovery_id: RecoveryId, url: Url = DEFAULT_URL, as_json: As
 
 @recoveries_app.command("approve")
 def recoveries_approve(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who: Who = "") -> None:
-    """Let a recovery that waits for approval go ahead."""
+    """Let a recovery that waits for approval go ahead, once as many have approved as the policy asks for."""
     _decide(url, recovery_id, "approve", who)
 
 
@@ -73,8 +74,18 @@ def recoveries_acknowledge(recovery_id: RecoveryId, url: Url = DEFAULT_URL, who:
     _decide(url, recovery_id, "acknowledge", who)
 
 
+def _what(recovery: Mapping[str, Any]) -> str:
+    """Action and rung, and an arrow where it climbed."""
+    if recovery["action"] != "rollback":
+        return str(recovery["action"])
+    return f"{'↑ ' if recovery['climbed_from'] else ''}{recovery['rung']}"
+
+
 def _decide(url: str, recovery_id: str, decision: str, who: str) -> None:
     answer = ask(url, f"/api/v1/recoveries/{quoted(recovery_id)}/{decision}", "stage", {"who": who or user()})
     stage = answer["stage"].replace("_", " ")
     said = f"Recovery {answer['id']} of run {answer['run_id']} is {stage}."
+    if decision == "approve" and answer["stage"] == "awaiting_approval":
+        left = answer["approvals_needed"] - len(answer["approvals"])
+        said = f"{said} {counted(left, 'more approval')} needed."
     typer.echo(clean(f"{said} {answer['outcome']}" if decision == "abort" else said))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -24,7 +24,14 @@ MOMENTS = (
     ("finished", "ended"),
     ("abort_answered", "abort answered"),
 )
-RUN_WORDS = {"attempt": "attempt", "first_step": "first step"}
+RUN_WORDS = {
+    "attempt": "attempt",
+    "first_step": "first step",
+    "verl_version": "verl",
+    "left_out": "left out",
+    "skip_steps": "batches left out",
+}
+WAITING = ("planned", "awaiting_approval", "commanded", "stopping", "starting")
 
 
 def print_recovery(answer: Mapping[str, Any]) -> None:
@@ -39,9 +46,18 @@ def print_recovery(answer: Mapping[str, Any]) -> None:
         since = f"since step {it['onset']}, {numbers}"
         typer.echo(clean(f"  {it['detector']} on {it['signal']}: {it['summary']} ({since})"))
     if answer["changes"]:
-        typer.echo("\nWhat will be different")
-        rows = [(RUN_WORDS.get(it["name"], it["name"]), _old(it), _value(it["new"])) for it in answer["changes"]]
-        show_rows(("name", "now", "next attempt"), rows)
+        print_changes(answer["changes"], "will be" if answer["stage"] in WAITING else "was to be")
+    if len(answer["considered"]) > 1:
+        typer.echo("\nLadder")
+        rows = [(it["rung"], "taken" if it["taken"] else "no", it["reason"]) for it in answer["considered"]]
+        show_rows(("rung", "taken", "why"), rows)
+    if answer["proofs"]:
+        typer.echo("\nSettings in effect")
+        proofs = [
+            (it["name"], _value(it["wanted"]), _value(it["found"]), "yes" if it["ok"] else it["reason"] or "no")
+            for it in answer["proofs"]
+        ]
+        show_rows(("name", "wanted", "found", "in effect"), proofs)
     if answer["candidates"]:
         target = answer["planned_target_step"]
         typer.echo("\nCheckpoints considered")
@@ -54,6 +70,16 @@ def print_recovery(answer: Mapping[str, Any]) -> None:
             for it in answer["candidates"]
         ]
         show_rows(("step", "taken", "why"), rows)
+    if answer["stages"]:
+        typer.echo("\nHow it was decided")
+        for stage in answer["stages"]:
+            typer.echo(clean(f"  {stage['stage']:<{LABEL_WIDTH}} {stage['result']}"))
+            for refused in stage["refused"]:
+                typer.echo(clean(f"  {'':<{LABEL_WIDTH}} - {refused}"))
+    if answer["output"]:
+        typer.echo("\nWhat was reported")
+        for line in answer["output"]:
+            typer.echo(clean(f"  {line}"))
     typer.echo("\nTimes")
     before = None
     for name, word in MOMENTS:
@@ -74,15 +100,40 @@ def _facts(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("outcome", answer["outcome"]),
         ("mode", answer["mode"]),
         ("action", answer["action"]),
+        ("rung", answer["rung"] if answer["action"] != "stop" else ""),
+        ("rule", answer["rule"]),
+        ("climbed from", answer["climbed_from"]),
+        ("climbed to", answer["climbed_to"]),
         ("attempt", f"{answer['attempt']}{'' if not answer['new_attempt'] else ' to ' + str(answer['new_attempt'])}"),
         ("reason", answer["reason"]),
         ("back to", back if answer["action"] == "rollback" else ""),
         ("restored", taken),
         ("healthy steps", healthy),
         ("decided by", answer["resolved_by"]),
+        ("approvals", _approvals(answer) if answer["stage"] == "awaiting_approval" else ""),
         ("aborted by", answer["aborted_by"]),
         ("acknowledged", answer["acknowledged_by"]),
     ]
+
+
+def print_changes(changes: Sequence[Mapping[str, Any]], when: str) -> None:
+    """Print old and new values; ``when``: as in "will be"."""
+    typer.echo(f"\nWhat {when} different")
+    rows = [
+        (
+            RUN_WORDS.get(it["name"], it["name"]),
+            _old(it),
+            "(taken out)" if it["kind"] == "removed" else _value(it["new"]),
+        )
+        for it in changes
+    ]
+    show_rows(("name", "now", "next attempt"), rows)
+
+
+def _approvals(answer: Mapping[str, Any]) -> str:
+    had = ", ".join(it["who"] for it in answer["approvals"]) or "none"
+    of = f" of {', '.join(answer['approvers'])}" if answer["approvers"] else ""
+    return f"{answer['approvals_needed']}{of} needed; so far {had}"
 
 
 def _number(value: Any) -> str:
@@ -91,6 +142,10 @@ def _number(value: Any) -> str:
 
 def _old(difference: Mapping[str, Any]) -> str:
     return _value(difference["old"]) if difference["known"] else "not reported"
+
+
+def _new(difference: Mapping[str, Any]) -> str:
+    return "(taken out)" if difference["kind"] == "removed" else _value(difference["new"])
 
 
 def _value(value: Any) -> str:

@@ -25,7 +25,7 @@ from exporter.console.sending import AnyRequest
 from exporter.console.sentences_shown import retold
 from exporter.console.visiting import Console, Visitor
 from exporter.recovery.engine import WrongStage
-from exporter.recovery.plan import budget_left
+from exporter.recovery.history import budget_left
 from exporter.recovery.record import Recovery
 from exporter.recovery.timing import stage_seconds
 from exporter.service.admission import Refused
@@ -136,8 +136,8 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             "recovery": found,
             "known": found.run_id in console.core.runs or found.run_id in console.core.roster.dormant,
             "grafana_run": grafana_of(found.run_id),
-            "policy": engine.policy,
-            "budget_left": budget_left(spent, engine.policy, now),
+            "policy": engine.policy_of(found),
+            "budget_left": budget_left(spent, engine.policy_of(found), now),
             "trained_again": shown.trained_again(found, step_of(found)),
             "left_behind": shown.left_behind(found),
             "differences": shown.DIFFERENCES,

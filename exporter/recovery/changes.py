@@ -7,13 +7,13 @@ that the failed attempt reported with its start. Made when a plan is made, and k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
-from exporter.protocol import Scalar
-from exporter.recovery.facts import Candidate, Checkpoint, RunFacts
+from exporter.protocol import Excluded, Scalar
+from exporter.recovery.facts import Candidate, RunFacts
 
 RESUME_MODE: Final = "trainer.resume_mode"
 RESUME_PATH: Final = "trainer.resume_from_path"
@@ -28,15 +28,17 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that will be different."""
 
     name: str
-    """A key of the configuration; of the run ``attempt``, ``first_step`` or ``left_behind``."""
-    kind: Literal["run", "setting"]
+    """A key of the configuration; of the run ``attempt``, ``first_step``, ``verl_version``, ``left_out`` (a node or
+    GPU) or ``skip_steps``."""
+    kind: Literal["run", "setting", "removed"]
+    """``removed``: a key that the next attempt does not have; its new value is none."""
     old: Scalar = None
     new: Scalar = None
     known: bool = True
     """False where nobody reported the old value."""
 
 
-def differences(facts: RunFacts, target: Checkpoint | None) -> tuple[Difference, ...]:
+def differences(facts: RunFacts, target: Candidate | None) -> tuple[Difference, ...]:
     """Of a rollback to ``target``; nothing where the run is only stopped."""
     if target is None:
         return ()
@@ -52,6 +54,41 @@ def differences(facts: RunFacts, target: Checkpoint | None) -> tuple[Difference,
 
 def _setting(facts: RunFacts, name: str, new: str) -> Difference:
     return Difference(name=name, kind="setting", old=facts.config.get(name), new=new, known=name in facts.config)
+
+
+def restarted(facts: RunFacts) -> tuple[Difference, ...]:
+    """Of a restart that saves first: where it goes on is known when it has saved."""
+    return (
+        Difference(name="attempt", kind="run", old=facts.attempt, new=facts.attempt + 1),
+        _setting(facts, RESUME_MODE, "resume_path"),
+    )
+
+
+def changed_settings(facts: RunFacts, settings: Mapping[str, Scalar], removed: Iterable[str]) -> tuple[Difference, ...]:
+    """Of the config rung."""
+    known = facts.config
+    set_anew = [
+        Difference(name=key, kind="setting", old=known.get(key), new=value, known=key in known)
+        for key, value in settings.items()
+    ]
+    gone = [Difference(name=key, kind="removed", old=known.get(key), known=key in known) for key in removed]
+    return (*set_anew, *gone)
+
+
+def other_version(old: str, new: str) -> Difference:
+    """Of the version rung."""
+    return Difference(name="verl_version", kind="run", old=old or None, new=new, known=bool(old))
+
+
+def left_out(what: Excluded) -> Difference:
+    """Of the infra rung."""
+    name = f"{what.node}, GPU {what.gpu}" if what.gpu else what.node
+    return Difference(name="left_out", kind="run", new=name)
+
+
+def skipped(batches: int) -> Difference:
+    """Batches of the data that are left out."""
+    return Difference(name="skip_steps", kind="run", old=0, new=batches)
 
 
 def worth_keeping(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

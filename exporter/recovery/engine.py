@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
-from exporter.protocol import Abort, AttemptExited, AttemptStarted, Command, CommandProgress
-from exporter.recovery import aborting
+from exporter.protocol import Abort, AttemptExited, AttemptStarted, Command, CommandProgress, SettingApplied
+from exporter.recovery import aborting, approving
 from exporter.recovery import progress as stages
+from exporter.recovery.approving import WrongStage
+from exporter.recovery.climbing import Climb, climb, with_end
+from exporter.recovery.evidence import describe, gather, incident_data
+from exporter.recovery.explaining import RunExplained, explain_run
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
+from exporter.recovery.history import spent_times
 from exporter.recovery.judging import AlertJudge
-from exporter.recovery.plan import describe, evidence_for, incident_data, is_enough, made_anew, spent_times
+from exporter.recovery.plan import made_anew
+from exporter.recovery.policies import Named, Policies
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
 from exporter.recovery.sentences import kind, summary
@@ -27,8 +34,11 @@ BLIND_SECONDS = 30.0
 """A longer pause between two ticks means that this process, or its machine, was stopped, or that the clock was set."""
 
 
-class WrongStage(ValueError):
-    """An operator asked for what the recovery's stage does not allow; the message is a sentence."""
+__all__ = ["BLIND_SECONDS", "RecoveryEngine", "WrongStage"]
+
+FactsNow = Callable[[], RunFacts] | None
+"""Gives the facts of the run that is reported on; asked only where a recovery fails, to see what follows it. Without
+them nothing follows."""
 
 
 class RecoveryEngine:
@@ -36,15 +46,24 @@ class RecoveryEngine:
 
     def __init__(self, store: RecoveryStore, policy: RecoveryPolicy) -> None:
         self._store = store
-        self._policy = policy
-        self._judge = AlertJudge(store, policy)
+        self._policies = Policies(policy)
+        self._judge = AlertJudge(store, self._policies)
         self._lock = threading.RLock()
         self._watching_since: float | None = None
         self._ticked = 0.0
 
     @property
     def policy(self) -> RecoveryPolicy:
-        return self._policy
+        """The policy as a whole, with its rules."""
+        return self._policies.whole
+
+    @property
+    def policies(self) -> Policies:
+        return self._policies
+
+    def policy_of(self, run: Named) -> RecoveryPolicy:
+        """The policy of one run, by its facts or by one of its recoveries."""
+        return self._policies.of(run)
 
     def on_alert(self, alert: Alert, facts: RunFacts | None, now: float) -> Decision:
         """One alert of a webhook; ``facts`` is None for a run that the exporter does not know. Answer 2xx after it."""
@@ -60,23 +79,31 @@ class RecoveryEngine:
         with self._lock, self._store.transaction():
             self._fail_on_relapse(facts, now)
             self._lower_target(facts, now)
-            if self._policy.trigger == "direct" and self._policy.action_for(incident) is not None:
+            policy = self._policies.of(facts)
+            if policy.trigger == "direct" and policy.action_for(incident) is not None:
                 return self._judge.judge(_own_alert(incident), facts, now)
             self._judge.judge_pending(facts, now)
             return None
 
-    def on_progress(self, run_id: str, progress: CommandProgress, now: float) -> None:
+    def on_progress(self, run_id: str, progress: CommandProgress, now: float, facts_now: FactsNow = None) -> None:
         """The supervisor says how far it is with a command."""
         with self._lock, self._store.transaction():
             recovery = self._store.get(progress.command_id)
             if recovery is None or recovery.run_id != run_id:
                 return
             if recovery.active:
-                self._move(recovery, stages.after_command(recovery, progress, now), now)
+                self._follow(recovery, stages.after_command(recovery, progress, now), facts_now, now)
             elif recovery.stage == "aborted":
                 self._move(recovery, aborting.after_command(recovery, progress, now), now)
 
-    def on_attempt(self, run_id: str, event: AttemptStarted | AttemptExited, attempt: int, now: float) -> None:
+    def on_attempt(
+        self,
+        run_id: str,
+        event: AttemptStarted | AttemptExited,
+        attempt: int,
+        now: float,
+        facts_now: FactsNow = None,
+    ) -> None:
         """The supervisor says that attempt ``attempt`` (of the batch's run) started or exited."""
         with self._lock, self._store.transaction():
             recovery = self._store.active(run_id) or self._store.last(run_id)
@@ -84,19 +111,31 @@ class RecoveryEngine:
                 return
             rules = stages if recovery.active else aborting
             if isinstance(event, AttemptStarted):
-                self._move(recovery, rules.after_start(recovery, event, attempt, now), now)
+                self._follow(recovery, rules.after_start(recovery, event, attempt, now), facts_now, now)
             else:
-                self._move(recovery, rules.after_exit(recovery, event, attempt, now), now)
+                self._follow(recovery, rules.after_exit(recovery, event, attempt, now), facts_now, now)
 
-    def on_step(self, run_id: str, attempt: int, step: int, healthy: bool, now: float) -> None:
+    def on_setting_applied(
+        self, run_id: str, attempt: int, event: SettingApplied, now: float, facts_now: FactsNow = None
+    ) -> None:
+        """The trainer says that a changed setting is in effect, or is not."""
+        with self._lock, self._store.transaction():
+            recovery = self._store.active(run_id)
+            if recovery is not None:
+                self._follow(recovery, stages.after_setting(recovery, event, attempt, now), facts_now, now)
+
+    def on_step(
+        self, run_id: str, attempt: int, step: int, healthy: bool, now: float, facts_now: FactsNow = None
+    ) -> None:
         """A finished step; ``healthy`` when no step detector's verdict of it is critical. Cheap without a recovery."""
         with self._lock:
             recovery = self._store.active(run_id)
             if recovery is None:
                 return
-            new = stages.after_step(recovery, attempt, step, now, healthy=healthy, needed=self._policy.success_steps)
+            needed = self._policies.of(recovery).success_steps
+            new = stages.after_step(recovery, attempt, step, now, healthy=healthy, needed=needed)
             with self._store.transaction():
-                self._move(recovery, new, now)
+                self._follow(recovery, new, facts_now, now)
 
     def pending_command(self, run_id: str, now: float) -> Command | None:
         """The command to put into the answer to the supervisor's push (role ``supervisor`` only).
@@ -118,13 +157,12 @@ class RecoveryEngine:
             return next((aborting.abort_of(recovery) for recovery in self._store.unanswered_aborts(run_id)), None)
 
     def approve(self, recovery_id: str, who: str, now: float) -> Recovery:
-        """Raises ``KeyError`` for an unknown id, ``WrongStage`` (a sentence) if it does not wait for approval."""
+        """Raises ``KeyError`` for an unknown id, ``WrongStage`` (a sentence) if it does not wait for approval, or not
+        for that of ``who``. Where several have to approve, it waits on."""
 
-        def change(recovery: Recovery) -> Recovery:
-            approved = stages.at_times(replace(recovery, resolved_by=who), approved=now, commanded=now)
-            return stages.to_stage(approved, "commanded", now)
-
-        return self._operate(recovery_id, now, ("awaiting_approval",), change)
+        return self._operate(
+            recovery_id, now, ("awaiting_approval",), lambda recovery: approving.approved(recovery, who, now)
+        )
 
     def refuse(self, recovery_id: str, who: str, now: float) -> Recovery:
         """As :meth:`approve`; nothing is commanded, and the incidents behind it trigger no other recovery."""
@@ -170,17 +208,23 @@ class RecoveryEngine:
                 self._watching_since = now
             self._ticked = now
             for recovery in self._store.all_active():
-                late = stages.overdue(recovery, self._policy.deadlines, self._watching_since, now)
-                if late is not None:
-                    self._move(recovery, stages.ended(recovery, "failed", late, now), now)
+                deadlines = self._policies.of(recovery).deadlines
+                new = stages.unproved(recovery, deadlines, self._watching_since, now)
+                late = stages.overdue(recovery, deadlines, self._watching_since, now)
+                if new is None and late is not None:
+                    new = stages.ended(recovery, "failed", late, now, failed_by="overdue")
+                known = partial(facts_by_run.__getitem__, recovery.run_id)
+                self._follow(recovery, new, known if recovery.run_id in facts_by_run else None, now)
             for recovery in self._store.unanswered_aborts():
-                self._move(recovery, aborting.overdue(recovery, self._policy.deadlines, self._watching_since, now), now)
+                deadlines = self._policies.of(recovery).deadlines
+                self._move(recovery, aborting.overdue(recovery, deadlines, self._watching_since, now), now)
             under_way = {recovery.run_id for recovery in self._store.all_active()}
             for facts in facts_by_run.values():
                 if facts.run_id in under_way:
                     self._withdraw(facts, now)
                     self._lower_target(facts, now)
                     self._fail_on_relapse(facts, now)
+                    self._begin_what_waited(facts, now)
                 self._judge.judge_pending(facts, now)
 
     def recoveries(self, limit: int = 100) -> list[Recovery]:
@@ -215,10 +259,18 @@ class RecoveryEngine:
         with self._lock:
             return self._store.audit_counts()
 
-    def spent_times(self, run_id: str) -> tuple[float, ...]:
-        """When the run's recoveries were taken from its budget. Raises ``sqlite3.Error``."""
+    def spent_times(self, run_id: str, policy: RecoveryPolicy | None = None) -> tuple[float, ...]:
+        """When the run's recoveries were taken from its budget; ``policy``: of the run. Raises ``sqlite3.Error``."""
         with self._lock:
-            return spent_times(self._store.history(run_id), self._policy)
+            history = self._store.history(run_id)
+            if policy is None:
+                policy = self._policies.of(history[0]) if history else self._policies.whole
+            return spent_times(history, policy)
+
+    def explain(self, facts: RunFacts, now: float) -> RunExplained:
+        """What would be done now about every open finding of a run, and why. Raises ``sqlite3.Error``."""
+        with self._lock:
+            return explain_run(self._policies, facts, self._store.history(facts.run_id), now)
 
     def note_acknowledged(self, run_id: str, incident_id: str, who: str, now: float) -> None:
         """A person has seen an incident. Raises ``sqlite3.Error``."""
@@ -291,15 +343,45 @@ class RecoveryEngine:
             self._store.note(now, new.run_id, new.id, kind(old, new), summary(old, new, changed), data=changed)
         return new
 
-    def _withdraw(self, facts: RunFacts, now: float) -> None:
-        """A plan that waits for a person is taken back when its reason is gone: approving it later would do harm."""
+    def _follow(self, old: Recovery, new: Recovery | None, facts_now: FactsNow, now: float) -> None:
+        """Store the next record, and where it has failed, what follows it: all in this one transaction."""
+        if new is None or new == old:
+            return
+        if new.stage != "failed" or old.stage == "failed":
+            self._move(old, new, now)
+            return
+        facts = None if facts_now is None else facts_now()
+        policy = self._policies.of(new if facts is None else facts)
+        history = [new if one.id == new.id else one for one in self._store.history(new.run_id)]
+        following = climb(new, facts, history, policy, now)
+        if isinstance(following, Climb) and facts is not None:
+            self._move(old, replace(new, climbed_to=self._judge.climb_id(new, facts)), now)
+            self._judge.start_climb(new, facts, following, now)
+        elif not isinstance(following, Climb):
+            self._move(old, with_end(new, following), now)
+
+    def _begin_what_waited(self, facts: RunFacts, now: float) -> None:
+        """A climb whose wait is over is commanded. One that is longer than the policy's was made by another clock."""
         recovery = self._store.active(facts.run_id)
-        if recovery is None or recovery.stage != "awaiting_approval":
+        if recovery is None or recovery.stage != "planned":
+            return
+        wait = recovery.not_before - now
+        if wait <= 0 or wait > self._policies.of(facts).climb_seconds:
+            commanded = stages.at_times(recovery, commanded=now)
+            self._move(recovery, stages.to_stage(commanded, "commanded", now), now)
+
+    def _withdraw(self, facts: RunFacts, now: float) -> None:
+        """A plan that waits is taken back when its reason is gone: carrying it out later would do harm.
+
+        One that climbs has its reason in an attempt that is over, so only a newer attempt takes it back.
+        """
+        recovery = self._store.active(facts.run_id)
+        if recovery is None or recovery.stage not in ("planned", "awaiting_approval"):
             return
         open_keys = {incident.key for incident in facts.incidents}
         if facts.attempt != recovery.attempt:
             outcome = f"Withdrawn: attempt {facts.attempt} was started meanwhile."
-        elif not open_keys.intersection(recovery.incident_keys):
+        elif not recovery.climbed_from and not open_keys.intersection(recovery.incident_keys):
             outcome = "Withdrawn: its incidents are resolved."
         else:
             return
@@ -308,28 +390,30 @@ class RecoveryEngine:
     def _lower_target(self, facts: RunFacts, now: float) -> None:
         """A plan that no supervisor has been handed yet never goes back to what is suspected since it was made."""
         recovery = self._store.active(facts.run_id)
-        if recovery is None or recovery.stage not in ("awaiting_approval", "commanded"):
+        if recovery is None or recovery.stage not in ("planned", "awaiting_approval", "commanded"):
             return
         if recovery.times.command_delivered is None:
-            self._move(recovery, made_anew(recovery, facts, self._policy), now)
+            self._move(recovery, made_anew(recovery, facts, self._policies.of(facts)), now)
 
     def _fail_on_relapse(self, facts: RunFacts, now: float) -> None:
         """The new attempt shows a failure that would itself be worth a recovery: another restart is no answer to it."""
         recovery = self._store.active(facts.run_id)
         if recovery is None or recovery.stage != "verifying" or facts.attempt <= recovery.attempt:
             return
-        found = [i for i in facts.incidents if i.attempt == facts.attempt and self._policy.action_for(i) is not None]
-        if not found or not is_enough(evidence := evidence_for(found[0], facts, self._policy), self._policy):
+        policy = self._policies.of(facts)
+        found = [i for i in facts.incidents if i.attempt == facts.attempt and policy.action_for(i) is not None]
+        if not found or not (evidence := gather(found[0], facts, policy)).enough:
             return
         new = stages.ended(
             recovery,
             "failed",
-            f"Attempt {facts.attempt} failed too: {describe(evidence)}",
+            f"Attempt {facts.attempt} failed too: {describe(evidence.incidents)}",
             now,
-            incidents=(*recovery.incidents, *(incident_data(incident) for incident in evidence)),
-            incident_keys=(*recovery.incident_keys, *(incident.key for incident in evidence)),
+            failed_by="relapse",
+            incidents=(*recovery.incidents, *(incident_data(incident) for incident in evidence.incidents)),
+            incident_keys=(*recovery.incident_keys, *(incident.key for incident in evidence.incidents)),
         )
-        self._move(recovery, new, now)
+        self._follow(recovery, new, lambda: facts, now)
 
 
 def _refused(recovery: Recovery, who: str, now: float) -> Recovery:

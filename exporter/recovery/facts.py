@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from exporter.detectors.base import Severity
-from exporter.protocol import Scalar
+from exporter.protocol import Changes, Excluded, Scalar
 
 LIVE_DETECTORS = frozenset({"stalled_phase", "trainer_exited", "silent_run", "rollout_failures"})
 """Detectors that judge the step in progress. Their findings are certain when critical, and do not spoil the weights."""
@@ -54,6 +54,28 @@ class AttemptFacts:
     number: int
     resume_step: int | None = None
     """Step it was resumed from; 0 for a start from scratch; None where nobody said."""
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    """Its resolved configuration, keys joined with dots; empty where it is not known, or not kept any more."""
+    verl_version: str = ""
+    healthy_steps: int = 0
+    """Steps that it logged before the onset of the first critical finding on it."""
+    changes: Changes | None = None
+    """What was in force in it beyond the run's own command line; None where its supervisor did not say."""
+    executor: str = ""
+    """Who held its processes: ``local``, ``ray``, ``slurm``; empty where its supervisor did not say."""
+    started_at: float = 0.0
+    """Unix seconds of the exporter's clock; 0 where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StableConfig:
+    """A configuration that somebody keeps on a branch of a git repository."""
+
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    origin: str = ""
+    """Repository, branch, file and commit, for a person."""
+    error: str = ""
+    """Why there is none, a sentence; empty where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +130,13 @@ class RunFacts:
     """Every open incident of the run, of any severity."""
     config: Mapping[str, Scalar] = field(default_factory=dict)
     """Resolved configuration of the attempt, keys joined with dots; empty where its trainer did not tell."""
+    project: str = ""
+    cohort: str = ""
+    verl_version: str = ""
+    nodes_at_fault: tuple[Excluded, ...] = ()
+    """Machines or GPUs whose readings say that they are broken, the one that was found last first."""
+    stable_config: StableConfig | None = None
+    """None where the policy of the run names no git repository."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
+from exporter.recovery.changes import MOST_CANDIDATES
+from exporter.recovery.climbing import Climb
+from exporter.recovery.evidence import describe, evidence_for, incident_data
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
-from exporter.recovery.plan import (
-    WAITING,
-    Plan,
-    Refusal,
-    counts,
-    describe,
-    evidence_for,
-    incident_data,
-    make_plan,
-    with_plan,
-)
+from exporter.recovery.history import counts
+from exporter.recovery.plan import WAITING, Plan, Refusal, make_plan, with_plan
+from exporter.recovery.policies import Policies
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import Decision, Outcome, Recovery, Timeline
+from exporter.recovery.rung_settings import Approvers
 from exporter.recovery.store import RecoveryStore, SeenAlert
 
 
 class AlertJudge:
     """Writes to the store; the caller holds the transaction."""
 
-    def __init__(self, store: RecoveryStore, policy: RecoveryPolicy) -> None:
+    def __init__(self, store: RecoveryStore, policies: Policies) -> None:
         self._store = store
-        self._policy = policy
+        self._policies = policies
 
     def judge(self, alert: Alert, facts: RunFacts | None, now: float) -> Decision:
         """One alert, for the first time or again."""
@@ -58,15 +55,18 @@ class AlertJudge:
         if incident is None:
             reason = f"No incident of {alert.detector!r} on {alert.signal!r} is open in run {facts.run_id!r}."
             return self._answer(alert, "refused", "no_incident", reason, now)
-        answer = make_plan(incident, facts, self._store.history(facts.run_id), self._policy, now)
+        policy = self._policies.of(facts)
+        answer = make_plan(incident, facts, self._store.history(facts.run_id), policy, now)
         received = seen.first_at if seen is not None and seen.state == "pending" else now
         if isinstance(answer, Plan):
+            if answer.ends and not answer.without_target:
+                return self._refuse_at_the_end(alert, facts, answer, now, received=received)
             return self._start(alert, facts, answer, now, received=received)
         if answer.kind == "budget":
             return self._refuse_for_budget(alert, incident, facts, answer, now, received=received)
         if answer.kind == "active":
             return self._attach(alert, incident, answer, now)
-        data = {"incident": incident_data(incident)}
+        data = {"incident": incident_data(incident), "stages": msgspec.to_builtins(answer.stages)}
         if answer.kind == "answered":
             return self._answer(
                 alert, "attached", "answered", answer.reason, now, recovery_id=answer.recovery_id or "", data=data
@@ -92,7 +92,7 @@ class AlertJudge:
         if incident is None or recovery is None:
             return False
         newer = incident.attempt >= recovery.attempt and incident.key not in recovery.incident_keys
-        return newer or not counts(recovery, self._policy)
+        return newer or not counts(recovery, self._policies.of(recovery))
 
     def _incident_of(self, alert: Alert, facts: RunFacts) -> OpenIncident | None:
         """The open incident that the alert is about.
@@ -107,11 +107,12 @@ class AlertJudge:
         named = [i for i in facts.incidents if i.pair == pair or i.situation == situation]
         if len(named) < 2:
             return named[0] if named else None
-        history = [r for r in self._store.history(facts.run_id) if counts(r, self._policy)]
+        policy = self._policies.of(facts)
+        history = [r for r in self._store.history(facts.run_id) if counts(r, policy)]
         answered = {key for recovery in history for key in recovery.incident_keys}
 
         def weight(incident: OpenIncident) -> tuple[int, bool, bool, int, bool]:
-            triggers = self._policy.action_for(incident) is not None
+            triggers = policy.action_for(incident) is not None
             news = incident.key not in answered
             return (incident.attempt, triggers, news, incident.severity, incident.pair == pair)
 
@@ -158,65 +159,139 @@ class AlertJudge:
         return self._answer(alert, "attached", "attached", refusal.reason, now, recovery_id=recovery.id, data=data)
 
     def _start(self, alert: Alert, facts: RunFacts, plan: Plan, now: float, *, received: float) -> Decision:
-        mode = self._policy.mode
         recovery = self._record(alert, facts, plan.evidence, now, received=received)
-        recovery = with_plan(recovery, plan)
-        if mode == "observe":
-            outcome = "Observed only: the mode is observe, so nothing is done."
-            times = replace(recovery.times, finished=now)
-            recovery = replace(recovery, stage="observed", outcome=outcome, times=times)
-        elif mode == "approve":
-            recovery = replace(recovery, stage="awaiting_approval")
-        else:
-            recovery = replace(recovery, stage="commanded", times=replace(recovery.times, commanded=now))
+        recovery = begun(
+            replace(with_plan(recovery, plan), episode=plan.standing.episode), self._policies.of(facts), now
+        )
+        recovery = self._link_back(recovery, plan)
         self._store.save(recovery)
-        data = {
-            "mode": mode,
-            "stage": recovery.stage,
-            "incidents": list(recovery.incidents),
-            "not_after_step": plan.not_after_step,
-            "candidates": [asdict(candidate) for candidate in plan.candidates],
-        }
-        self._note(alert, recovery.id, "planned", recovery.reason, now, data=data)
+        self._note(alert, recovery.id, "planned", recovery.reason, now, data=plan_data(recovery, plan))
         self._store.mark(alert, "decided", "planned", recovery.id, now)
-        return Decision("observed" if mode == "observe" else "planned", recovery.reason, recovery.id)
+        observed = recovery.stage == "observed"
+        return Decision("observed" if observed else "planned", recovery.reason, recovery.id)
+
+    def _link_back(self, recovery: Recovery, plan: Plan) -> Recovery:
+        """One that goes on above a recovery which had seemed to succeed is linked with it, both ways."""
+        previous = plan.standing.previous
+        if previous is None or recovery.stage == "observed" or recovery.rung == previous.rung:
+            return recovery
+        self._store.save(replace(previous, climbed_to=recovery.id))
+        return replace(recovery, climbed_from=previous.id)
+
+    def start_climb(self, failed: Recovery, facts: RunFacts, step: Climb, now: float) -> Recovery:
+        """The recovery that follows a failed one; the caller has stored that one, with the link to this."""
+        policy = self._policies.of(facts)
+        alert = Alert(fingerprint=failed.fingerprint, starts_at=failed.starts_at, status="firing")
+        recovery = replace(
+            self._record(alert, facts, (), now, received=now),
+            id=self.climb_id(failed, facts),
+            incidents=step.incidents,
+            incident_keys=step.incident_keys,
+            episode=failed.episode or failed.id,
+            climbed_from=failed.id,
+        )
+        recovery = begun(with_plan(recovery, step.plan), policy, now, wait=policy.climb_seconds)
+        self._store.save(recovery)
+        data = plan_data(recovery, step.plan) | {"climbed_from": failed.id}
+        self._store.note(now, recovery.run_id, recovery.id, "climbed", recovery.reason, data=data)
+        return recovery
+
+    def climb_id(self, failed: Recovery, facts: RunFacts) -> str:
+        """The id that :meth:`start_climb` gives, known before so that the failed one can name it."""
+        alert = Alert(
+            fingerprint=failed.fingerprint, starts_at=f"{failed.starts_at} after {failed.id}", status="firing"
+        )
+        return _recovery_id(alert, facts, len(self._store.history(failed.run_id)))
+
+    def _refuse_at_the_end(self, alert: Alert, facts: RunFacts, plan: Plan, now: float, *, received: float) -> Decision:
+        """The ladder has no rung left: that is a record of its own, so that a person is told."""
+        recovery = with_plan(self._record(alert, facts, plan.evidence, now, received=received), plan)
+        outcome = f"Refused: {next(it.reason for it in plan.considered if it.rung == 'person')}."
+        return self._refuse_and_tell(alert, replace(recovery, episode=plan.standing.episode), "ladder", outcome, now)
 
     def _refuse_for_budget(
         self, alert: Alert, incident: OpenIncident, facts: RunFacts, refusal: Refusal, now: float, *, received: float
     ) -> Decision:
         """A recovery was due and is not allowed: that is a record of its own, so that a person is told."""
-        recovery = self._record(alert, facts, evidence_for(incident, facts, self._policy), now, received=received)
+        evidence = evidence_for(incident, facts, self._policies.of(facts))
+        recovery = replace(self._record(alert, facts, evidence, now, received=received), stages=refusal.stages)
+        return self._refuse_and_tell(alert, recovery, "budget", f"Refused: {refusal.reason}.", now)
+
+    def _refuse_and_tell(
+        self, alert: Alert, recovery: Recovery, kind: Literal["ladder", "budget"], outcome: str, now: float
+    ) -> Decision:
         recovery = replace(
             recovery,
             stage="refused",
-            refused_by_policy=self._policy.mode != "observe",
-            outcome=f"Refused: {refusal.reason}.",
+            refused_by_policy=recovery.mode != "observe",
+            failed_by="ladder" if kind == "ladder" else "",
+            outcome=outcome,
             times=replace(recovery.times, finished=now),
         )
         self._store.save(recovery)
-        evidence = {"incidents": list(recovery.incidents)}
-        self._note(alert, recovery.id, "budget", recovery.outcome, now, data=evidence)
-        self._store.mark(alert, "decided", "budget", recovery.id, now)
+        evidence = {"incidents": list(recovery.incidents), **_decided(recovery)}
+        self._note(alert, recovery.id, kind, recovery.outcome, now, data=evidence)
+        self._store.mark(alert, "decided", kind, recovery.id, now)
         return Decision("refused", recovery.outcome, recovery.id)
 
     def _record(
         self, alert: Alert, facts: RunFacts, evidence: tuple[OpenIncident, ...], now: float, *, received: float
     ) -> Recovery:
+        policy = self._policies.of(facts)
         return Recovery(
             id=_recovery_id(alert, facts, len(self._store.history(facts.run_id))),
             run_id=facts.run_id,
             attempt=facts.attempt,
-            mode=self._policy.mode,
+            mode=policy.mode_of(policy.ladder[0]),
             action="rollback",
             stage="planned",
             stage_since=now,
             reason=describe(evidence),
+            rule=self._policies.rule_of(facts),
+            project=facts.project,
+            cohort=facts.cohort,
             fingerprint=alert.fingerprint,
             starts_at=alert.starts_at,
             incidents=tuple(incident_data(incident) for incident in evidence),
             incident_keys=tuple(incident.key for incident in evidence),
             times=Timeline(alert_received=received, planned=now),
         )
+
+
+def begun(recovery: Recovery, policy: RecoveryPolicy, now: float, *, wait: float = 0.0) -> Recovery:
+    """A planned recovery in the stage that its mode asks for; one that is to ``wait`` stays planned for as long."""
+    if recovery.mode == "observe":
+        outcome = "Observed only: the mode is observe, so nothing is done."
+        return replace(recovery, stage="observed", outcome=outcome, times=replace(recovery.times, finished=now))
+    if recovery.mode == "approve":
+        who = policy.approval.get(recovery.rung, Approvers())
+        return replace(recovery, stage="awaiting_approval", approvals_needed=who.approvals, approvers=who.names)
+    if wait > 0:
+        return replace(recovery, not_before=now + wait)
+    return replace(recovery, stage="commanded", times=replace(recovery.times, commanded=now))
+
+
+def plan_data(recovery: Recovery, plan: Plan) -> dict[str, Any]:
+    """What the audit log keeps of a plan: everything that was weighed."""
+    return {
+        "mode": recovery.mode,
+        "stage": recovery.stage,
+        "action": recovery.action,
+        "incidents": list(recovery.incidents),
+        "not_after_step": plan.not_after_step,
+        "candidates": [asdict(candidate) for candidate in plan.candidates[:MOST_CANDIDATES]],
+        "changes": msgspec.to_builtins(recovery.changes),
+        **_decided(recovery),
+    }
+
+
+def _decided(recovery: Recovery) -> dict[str, Any]:
+    return {
+        "rung": recovery.rung,
+        "rule": recovery.rule,
+        "considered": msgspec.to_builtins(recovery.considered),
+        "stages": msgspec.to_builtins(recovery.stages),
+    }
 
 
 def _recovery_id(alert: Alert, facts: RunFacts, before: int) -> str:

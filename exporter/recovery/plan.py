@@ -1,25 +1,39 @@
-"""Turns one open incident into a plan or a refusal. Pure: the same facts, history and policy give the same answer.
+"""Turns one open incident into a plan or a refusal, stage by stage. Pure: the same facts, history and policy give the
+same answer. Called for every alert, and again for those that wait; nothing here is looked up, stored or sent.
 
-Called by the engine for every alert, and again for those that wait. Nothing here is looked up, stored or sent.
+    evidence     which findings speak for it, and whether they are enough   exporter.recovery.evidence
+    assessment   since when the run is in doubt, and where it could go      exporter.recovery.assessment
+    history      what earlier recoveries allow, and where the ladder is     exporter.recovery.history
+    policy       what may be done, on which rung, in which mode             exporter.recovery.policy, ladder
+    plan         all of it together                                         here
+
+What each considered and refused is in the plan's :attr:`Plan.stages`. Only the engine acts on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
+from typing import Literal
 
 from msgspec.structs import replace
 
-from exporter.coupling import spoils_weights, witnesses
-from exporter.recovery.changes import Difference, differences, worth_keeping
-from exporter.recovery.facts import LIVE_DETECTORS, Candidate, Checkpoint, OpenIncident, RunFacts
-from exporter.recovery.policy import DAY_SECONDS, Action, RecoveryPolicy
-from exporter.recovery.record import Recovery, spell_numbers
+from exporter.protocol import Changes, Rung
+from exporter.recovery.assessment import Assessment, assess, newest_allowed_step
+from exporter.recovery.changes import Difference, differences, restarted, worth_keeping
+from exporter.recovery.evidence import Evidence, describe, gather, incident_data
+from exporter.recovery.facts import Candidate, OpenIncident, RunFacts
+from exporter.recovery.history import Standing, cooldown_left, counts, spent_today, standing
+from exporter.recovery.ladder import Choice, choose, in_force
+from exporter.recovery.policy import Action, Mode, RecoveryPolicy
+from exporter.recovery.record import ConsideredRung, Recovery, StageResult
 
-RefusalKind = Literal["active", "stale", "no_trigger", "answered", "aborted", "agreement", "cooldown", "budget"]
+RefusalKind = Literal[
+    "active", "stale", "no_trigger", "answered", "aborted", "person", "agreement", "cooldown", "budget"
+]
 
-WAITING: frozenset[RefusalKind] = frozenset({"aborted", "agreement", "cooldown"})
+WAITING: frozenset[RefusalKind] = frozenset({"aborted", "person", "agreement", "cooldown"})
 """Refusals that hold only for now: the alert is kept and judged again while its incident stays open."""
 
 
@@ -32,7 +46,7 @@ class Plan:
     onset: int
     not_after_step: int
     """Newest step that the evidence leaves unsuspected."""
-    target: Checkpoint | None
+    target: Candidate | None
     without_target: bool
     """A rollback was due, but there is nothing to go back to: the run is stopped, and a person has to be told."""
     evidence: tuple[OpenIncident, ...]
@@ -40,6 +54,14 @@ class Plan:
     step: int
     """Newest step of the attempt at that moment."""
     changes: tuple[Difference, ...] = ()
+    rung: Rung = "checkpoint"
+    mode: Mode = "observe"
+    protocol_changes: Changes = field(default_factory=Changes)
+    considered: tuple[ConsideredRung, ...] = ()
+    standing: Standing = field(default_factory=lambda: Standing(0))
+    stages: tuple[StageResult, ...] = ()
+    ends: bool = False
+    """The ladder has ended: nothing is begun but what the policy says of that, and a person is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,79 +71,36 @@ class Refusal:
     kind: RefusalKind
     reason: str
     recovery_id: str | None = None
-
-
-def evidence_for(incident: OpenIncident, facts: RunFacts, policy: RecoveryPolicy) -> tuple[OpenIncident, ...]:
-    """The incident and all others of its attempt that the policy lets trigger, one for each (detector, signal)."""
-    by_pair = {incident.pair: incident}
-    for other in facts.incidents:
-        if other.attempt == incident.attempt and policy.action_for(other) is not None:
-            by_pair.setdefault(other.pair, other)
-    return tuple(by_pair.values())
-
-
-def is_enough(evidence: Sequence[OpenIncident], policy: RecoveryPolicy) -> bool:
-    """Two signals that agree, or one that is certain. One signal seen by two detectors is one."""
-    return witnesses(evidence) >= policy.agreement or any(policy.is_certain(incident) for incident in evidence)
-
-
-def describe(evidence: Sequence[OpenIncident]) -> str:
-    """The findings as a person reads them. The detectors' names are in it: the supervisor looks for them there."""
-    return "; ".join(f"{incident.detector} on {incident.signal}: {incident.summary}" for incident in evidence)
-
-
-def newest_allowed_step(evidence: Sequence[OpenIncident], policy: RecoveryPolicy) -> int:
-    """The newest step whose checkpoint none of the incidents puts under suspicion.
-
-    A step detector's onset is the first bad step, so what was saved at it or within the margin before it is out. A live
-    detector's onset is the step in progress: the weights are sound, and verl may have saved in that very step. So are
-    those of a run that has been slow, or whose memory has grown, for hundreds of steps.
-    """
-    return min(_newest_sound_step(incident, policy) for incident in evidence)
-
-
-def _newest_sound_step(incident: OpenIncident, policy: RecoveryPolicy) -> int:
-    if incident.detector in LIVE_DETECTORS:
-        return incident.onset
-    return incident.onset - policy.margin_steps - 1 if spoils_weights(incident) else incident.step
-
-
-def judge_checkpoints(facts: RunFacts, not_after_step: int) -> tuple[Candidate, ...]:
-    """Every checkpoint, newest step first, with why it is or is not eligible. The first eligible one is the target."""
-    latest: dict[int, Checkpoint] = {}
-    for checkpoint in facts.checkpoints:
-        known = latest.get(checkpoint.step)
-        if known is None or (checkpoint.attempt, checkpoint.saved_at) >= (known.attempt, known.saved_at):
-            latest[checkpoint.step] = checkpoint
-    return tuple(_judge(latest[step], facts, not_after_step) for step in sorted(latest, reverse=True))
-
-
-def _judge(checkpoint: Checkpoint, facts: RunFacts, not_after_step: int) -> Candidate:
-    def verdict(eligible: bool, reason: str) -> Candidate:
-        return Candidate(checkpoint.step, checkpoint.path, checkpoint.attempt, eligible, reason)
-
-    if not checkpoint.verified:
-        return verdict(False, f"not verified: {checkpoint.reason or 'its manifest was not written'}")
-    if checkpoint.step < 1:
-        return verdict(False, f"step {checkpoint.step} is not a training step")
-    if checkpoint.step > not_after_step:
-        return verdict(False, f"newer than step {not_after_step}, the last that the findings leave unsuspected")
-    if checkpoint.attempt > facts.attempt:
-        return verdict(False, f"saved by attempt {checkpoint.attempt}, after the failure of attempt {facts.attempt}")
-    for attempt in facts.attempts:
-        left_at = attempt.resume_step
-        if checkpoint.attempt < attempt.number <= facts.attempt and left_at is not None and checkpoint.step > left_at:
-            return verdict(
-                False,
-                f"saved by attempt {checkpoint.attempt}, whose course attempt {attempt.number} left at step {left_at}",
-            )
-    return verdict(True, "verified, and saved before the onset less the margin")
+    stages: tuple[StageResult, ...] = ()
 
 
 def make_plan(
     incident: OpenIncident, facts: RunFacts, history: Sequence[Recovery], policy: RecoveryPolicy, now: float
 ) -> Plan | Refusal:
-    """Judge one open incident of ``facts.run_id``; ``history`` holds the run's recoveries, in any order."""
+    """Judge one open incident of ``facts.run_id``; ``history`` holds the run's recoveries, the newest first."""
+    refusal = _out_of_question(incident, facts, history, policy)
+    if refusal is not None:
+        return refusal
+    evidence = gather(incident, facts, policy)
+    stages = [evidence.result()]
+    if not evidence.enough:
+        seen = ", ".join(f"{e.detector} on {e.signal}" for e in evidence.incidents)
+        reason = f"{evidence.needed} signals have to agree or one be certain; so far it is {evidence.witnesses}: {seen}"
+        return Refusal("agreement", reason, stages=tuple(stages))
+    found = assess(evidence.incidents, facts, policy)
+    stages.append(found.result())
+    stand = standing(evidence.incidents, facts, history, policy.ladder_for(incident), policy)
+    stages.append(stand.result(spent_today(history, policy, now), policy))
+    refusal = _held_back(stand, history, policy, now)
+    if refusal is not None:
+        return Refusal(refusal.kind, refusal.reason, refusal.recovery_id, tuple(stages))
+    return plan_for(incident, evidence, found, stand, facts, policy, tuple(stages))
+
+
+def _out_of_question(
+    incident: OpenIncident, facts: RunFacts, history: Sequence[Recovery], policy: RecoveryPolicy
+) -> Refusal | None:
+    """What is seen without looking at the findings."""
     for recovery in history:
         if recovery.active:
             return Refusal("active", f"recovery {recovery.id} of this run is in progress", recovery.id)
@@ -129,8 +108,7 @@ def make_plan(
         return Refusal(
             "stale", f"the incident is of attempt {incident.attempt}, and attempt {facts.attempt} is the current one"
         )
-    action = policy.action_for(incident)
-    if action is None:
+    if policy.action_for(incident) is None:
         return Refusal(
             "no_trigger", f"the policy lets {incident.detector} with severity {incident.severity.label} trigger nothing"
         )
@@ -145,80 +123,142 @@ def make_plan(
                 f"attempt {incident.attempt} is left to people",
                 recovery.id,
             )
-    evidence = evidence_for(incident, facts, policy)
-    if not is_enough(evidence, policy):
-        seen = ", ".join(f"{e.detector} on {e.signal}" for e in evidence)
-        return Refusal(
-            "agreement",
-            f"{policy.agreement} signals have to agree or one be certain; so far it is {witnesses(evidence)}: {seen}",
+    return None
+
+
+def _held_back(stand: Standing, history: Sequence[Recovery], policy: RecoveryPolicy, now: float) -> Refusal | None:
+    """A ladder that has ended, cooldown, budget."""
+    if stand.previous is not None and stand.previous.failed_by == "ladder":
+        reason = (
+            f"the ladder has ended with recovery {stand.previous.id}; until that is acknowledged, it is for a person"
         )
-    held = _held_back(history, policy, now)
-    return held or _plan(action, evidence, facts, policy)
-
-
-def _held_back(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) -> Refusal | None:
-    """Cooldown, then budget."""
-    for recovery in history:
-        if not counts(recovery, policy):
-            continue
-        # An end that lies further ahead than the cooldown is long was written before the clock was set back.
-        if recovery.times.finished is not None and abs(now - recovery.times.finished) < policy.cooldown_seconds:
-            left = recovery.times.finished + policy.cooldown_seconds - now
-            return Refusal("cooldown", f"recovery {recovery.id} has ended, and {left:.0f} s of the cooldown are left")
-    spent = _spent_in_a_day(spent_times(history, policy), now)
+        return Refusal("person", reason, stand.previous.id)
+    cooling = cooldown_left(history, policy, now)
+    if cooling is not None:
+        recovery, left = cooling
+        return Refusal("cooldown", f"recovery {recovery.id} has ended, and {left:.0f} s of the cooldown are left")
+    spent = spent_today(history, policy, now)
     if spent >= policy.budget_per_day:
         return Refusal("budget", f"{spent} recoveries in 24 hours use up the budget of {policy.budget_per_day}")
     return None
 
 
-def spent_times(history: Sequence[Recovery], policy: RecoveryPolicy) -> tuple[float, ...]:
-    """When each recovery of a run was taken from its budget."""
-    return tuple(at for recovery in history if counts(recovery, policy) and (at := spent_at(recovery)) is not None)
-
-
-def budget_left(spent: Sequence[float], policy: RecoveryPolicy, now: float) -> int:
-    """Recoveries that the budget still allows; ``spent``: of :func:`spent_times`.
-
-    >>> budget_left((1000.0, 90_000.0), RecoveryPolicy(budget_per_day=3), now=100_000.0)
-    2
-    """
-    return max(0, policy.budget_per_day - _spent_in_a_day(spent, now))
-
-
-def _spent_in_a_day(spent: Sequence[float], now: float) -> int:
-    return sum(now - at < DAY_SECONDS for at in spent)
-
-
-def counts(recovery: Recovery, policy: RecoveryPolicy) -> bool:
-    """Whether the recovery stands in the way of another: what was only observed does not once the mode is another."""
-    return recovery.mode != "observe" or policy.mode == "observe"
-
-
-def spent_at(recovery: Recovery) -> float | None:
-    """When the recovery took one from the budget, None if it never did (refused, or still waiting for approval)."""
-    if recovery.stage == "aborted" and recovery.times.command_delivered is None:
-        return None  # nothing was done
-    return recovery.times.planned if recovery.stage == "observed" else recovery.times.commanded
-
-
-def _plan(action: Action, evidence: tuple[OpenIncident, ...], facts: RunFacts, policy: RecoveryPolicy) -> Plan:
-    limit = newest_allowed_step(evidence, policy)
-    onset = min(incident.onset for incident in evidence)
-    candidates = judge_checkpoints(facts, limit)
-    chosen = next((c for c in candidates if c.eligible), None) if action == "rollback" else None
-    findings = describe(evidence)
-    if chosen is not None:
-        target = Checkpoint(step=chosen.step, path=chosen.path, attempt=chosen.attempt, verified=True)
-        reason = f"{findings}. Back to step {chosen.step}, the newest verified checkpoint up to step {limit}."
-        changes = differences(facts, target)
-        return Plan(action, reason, onset, limit, target, False, evidence, candidates, facts.step, changes)
+def plan_for(
+    incident: OpenIncident | None,
+    evidence: Evidence,
+    found: Assessment,
+    stand: Standing,
+    facts: RunFacts,
+    policy: RecoveryPolicy,
+    stages: tuple[StageResult, ...],
+    *,
+    climbing: bool = False,
+) -> Plan:
+    """The last two stages. ``incident``: what triggers it, for its action and its ladder; ``climbing``: a rollback
+    whatever triggered it."""
+    action = "rollback" if climbing or incident is None else policy.action_for(incident)
+    assert action is not None, "what triggers nothing is refused before"
+    if action == "restart" and found.spoilt:
+        action = "rollback"  # what it would save is what is in doubt
+    ladder = policy.ladder_for(incident)
+    made = _Made(evidence, found, stand, facts, policy, stages, describe(evidence.incidents))
     if action == "stop":
-        reason = f"{findings}. The policy asks for a stop."
-        return Plan(action, reason, onset, limit, None, False, evidence, candidates, facts.step)
-    reason = (
-        f"{findings}. No verified checkpoint up to step {limit} is known, so the run is stopped and not started again."
-    )
-    return Plan("stop", reason, onset, limit, None, True, evidence, candidates, facts.step)
+        return made.stop(f"{made.findings}. The policy asks for a stop.", Choice(()))
+    if action == "restart" and stand.above == 0:
+        return made.restart(ladder[0])
+    if found.target is None:
+        reason = (
+            f"{made.findings}. No verified checkpoint up to step {found.not_after_step} is known, so the run is "
+            "stopped and not started again."
+        )
+        end = ConsideredRung(rung="person", taken=True, reason="no verified checkpoint from before the onset is known")
+        return made.stop(reason, Choice((end,)), without_target=True)
+    choice = choose(ladder, stand.above, facts, found, policy, why_above=stand.why)
+    if choice.rung is None:
+        return made.end(choice)
+    return made.rollback(choice, found.target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What every plan has in common."""
+
+    evidence: Evidence
+    found: Assessment
+    stand: Standing
+    facts: RunFacts
+    policy: RecoveryPolicy
+    stages: tuple[StageResult, ...]
+    findings: str
+
+    def rollback(self, choice: Choice, target: Candidate) -> Plan:
+        assert choice.rung is not None
+        assert choice.step is not None
+        assert choice.step.changes is not None
+        back = f"Back to step {target.step}, the newest verified checkpoint up to step {self.found.not_after_step}"
+        how = "" if choice.rung == "checkpoint" else f", on the {choice.rung} rung: {choice.step.reason}"
+        return self._plan(
+            "rollback",
+            f"{self.findings}. {back}{how}.",
+            choice,
+            mode=self.policy.mode_of(choice.rung),
+            rung=choice.rung,
+            target=target,
+            changes=(*differences(self.facts, target), *choice.step.differences),
+            protocol_changes=choice.step.changes,
+        )
+
+    def restart(self, rung: Rung) -> Plan:
+        reason = (
+            f"{self.findings}. What is trained so far is saved, and training goes on from there in a fresh process."
+        )
+        taken = ConsideredRung(rung=rung, taken=True, reason="the policy asks for a restart that saves first")
+        return self._plan(
+            "restart",
+            reason,
+            Choice((taken,)),
+            mode=self.policy.mode_of(rung),
+            rung=rung,
+            target=self.found.target,
+            changes=restarted(self.facts),
+            protocol_changes=in_force(self.facts),
+        )
+
+    def stop(self, reason: str, choice: Choice, *, without_target: bool = False) -> Plan:
+        rung = self.policy.ladder[0]
+        return self._plan(
+            "stop", reason, choice, mode=self.policy.mode_of(rung), rung=rung, without_target=without_target
+        )
+
+    def end(self, choice: Choice) -> Plan:
+        """The ladder ends: a run that still trains is left so, or stopped, as the policy says."""
+        rung = self.stand.previous.rung if self.stand.previous is not None else self.policy.ladder[-1]
+        mode = self.policy.mode_of(rung)
+        stops = self.policy.at_end == "stop" and self.facts.running
+        reason = f"{self.findings}. {self.stand.why or 'Nothing'}, and no rung of the ladder is left that would help"
+        after = "the run is stopped, and a person has to look at it." if stops else "a person has to look at it."
+        return self._plan("stop", f"{reason}: {after}", choice, mode=mode, rung=rung, ends=True, without_target=stops)
+
+    def _plan(self, action: Action, reason: str, choice: Choice, *, mode: Mode, rung: Rung, **more: object) -> Plan:
+        passed = tuple(f"The {it.rung} rung: {it.reason}." for it in choice.considered if not it.taken)
+        what = "nothing is begun" if more.get("ends") and not more.get("without_target") else f"{action} on {rung}"
+        said = StageResult(stage="policy", result=f"It allows {what}, in mode {mode}.", refused=passed)
+        planned = StageResult(stage="plan", result=reason)
+        return Plan(
+            action=action,
+            reason=reason,
+            onset=self.found.onset,
+            not_after_step=self.found.not_after_step,
+            evidence=self.evidence.incidents,
+            candidates=self.found.candidates,
+            step=self.facts.step,
+            rung=rung,
+            mode=mode,
+            considered=choice.considered,
+            standing=self.stand,
+            stages=(*self.stages, said, planned),
+            **{"target": None, "without_target": False, **more},  # type: ignore[arg-type]
+        )
 
 
 def with_plan(recovery: Recovery, plan: Plan) -> Recovery:
@@ -226,6 +266,7 @@ def with_plan(recovery: Recovery, plan: Plan) -> Recovery:
     return replace(
         recovery,
         action=plan.action,
+        mode=plan.mode,
         reason=plan.reason,
         without_target=plan.without_target,
         onset=plan.onset,
@@ -235,6 +276,10 @@ def with_plan(recovery: Recovery, plan: Plan) -> Recovery:
         planned_at_step=plan.step,
         changes=plan.changes,
         candidates=worth_keeping(plan.candidates),
+        rung=plan.rung,
+        protocol_changes=plan.protocol_changes,
+        considered=plan.considered,
+        stages=plan.stages,
     )
 
 
@@ -242,7 +287,8 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
     """The record of a rollback that nobody has begun, with an older target; None where the planned one is still sound.
 
     While a plan waits, an earlier onset may be found, and a further signal may break with one: what looked sound when
-    the plan was made is then after the onset.
+    the plan was made is then after the onset. The rung stays; where it has nothing to do from the older checkpoint, the
+    run is stopped.
     """
     if recovery.action != "rollback" or recovery.not_after_step is None or facts.attempt != recovery.attempt:
         return None
@@ -257,14 +303,19 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
     now = {incident.id: incident_data(incident) for incident in evidence}
     known = [now.pop(data["id"], data) for data in recovery.incidents]
     new_keys = [incident.key for incident in evidence if incident.key not in recovery.incident_keys]
+    gathered = Evidence(evidence, len(evidence), 1, certain=True)
+    found = assess(evidence, facts, policy, not_after=recovery.not_after_step)
+    stages = (gathered.result(), found.result(), *(it for it in recovery.stages if it.stage == "history"))
+    # The one rung that it is on, at the place where it stands.
+    only = replace(policy, ladder=(recovery.rung,), triggers=tuple(replace(t, ladder=None) for t in policy.triggers))
+    plan = plan_for(None, gathered, found, Standing(0), facts, only, stages, climbing=True)
+    if plan.ends:
+        plan = with_fields(plan, without_target=True, ends=False)
+    made = replace(with_plan(recovery, plan), mode=recovery.mode)
+    passed = tuple(it for it in recovery.considered if not it.taken)
     return replace(
-        with_plan(recovery, _plan("rollback", evidence, facts, policy)),
+        made,
+        considered=(*passed, *(it for it in plan.considered if it.taken)),
         incidents=(*known, *now.values()),
         incident_keys=(*recovery.incident_keys, *new_keys),
     )
-
-
-def incident_data(incident: OpenIncident) -> dict[str, Any]:
-    """The verdict's numbers as they go into the record and the audit log."""
-    data: dict[str, Any] = spell_numbers({**asdict(incident), "severity": incident.severity.label})
-    return data

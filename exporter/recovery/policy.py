@@ -1,23 +1,36 @@
-"""What the operator allows: which findings may trigger which action, in which mode, how often.
+"""What the operator allows: which findings may trigger which action, on which rungs, in which mode, how often.
 
-Read from the configuration file by ``exporter.config``; the engine gets it through its constructor. Every check raises
-``ValueError`` with a sentence, which msgspec turns into a ``ValidationError`` that carries the path in the file.
+The section ``recovery`` of the configuration, or a file of its own that it names; read by ``exporter.config`` and
+:mod:`exporter.policy_file`, and given to the engine. Every check raises ``ValueError`` with a sentence, which msgspec
+turns into a ``ValidationError`` that carries the path in the file.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from exporter.detectors.base import Severity
+from exporter.protocol import Rung
 from exporter.recovery.facts import LIVE_DETECTORS, OpenIncident
+from exporter.recovery.rung_settings import (
+    RUNGS,
+    Approvers,
+    ConfigRung,
+    InfraRung,
+    VersionRung,
+    matches_any,
+)
 
 Mode = Literal["observe", "approve", "auto"]
-Action = Literal["rollback", "stop"]
+Action = Literal["rollback", "restart", "stop"]
 
 DAY_SECONDS = 86_400.0
 """Length of the window in which the budget is counted."""
+
+MOST_RULES: Final = 200
 
 _OF_TRAINING = (
     *("non_finite", "surge", "gradient_instability", "kl", "entropy", "response_length", "clipping"),
@@ -31,14 +44,27 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     detectors: tuple[str, ...]
     action: Action = "rollback"
+    """``rollback``: back to a checkpoint from before the onset; ``restart``: save, and go on in a fresh process;
+    ``stop``: end the run."""
     severity: Literal["warning", "critical"] = "critical"
+    signals: tuple[str, ...] = ()
+    """Patterns of the signals that it is about; empty for all of these detectors."""
+    agreement: int | None = None
+    """Distinct signals that must be critical together; by default the policy's."""
+    ladder: tuple[Rung, ...] | None = None
+    """Rungs for what it triggers; by default the policy's."""
 
     def __post_init__(self) -> None:
         if not self.detectors:
             raise ValueError("detectors is empty: name at least one detector, or remove this trigger")
+        if self.agreement is not None and self.agreement < 1:
+            raise ValueError(f"agreement is {self.agreement}: at least 1 signal has to be critical")
+        if self.ladder is not None:
+            check_ladder(self.ladder)
 
     def matches(self, incident: OpenIncident) -> bool:
-        return incident.detector in self.detectors and incident.severity >= _SEVERITIES[self.severity]
+        of_these = incident.detector in self.detectors and incident.severity >= _SEVERITIES[self.severity]
+        return of_these and (not self.signals or matches_any(incident.signal, self.signals))
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +78,8 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """From the trainer being gone to the new attempt having been started."""
     step_seconds: float = 3600.0
     """From the start of the new attempt to its first healthy step, and from one healthy step to the next."""
+    proof_seconds: float = 60.0
+    """From the last healthy step that was needed to the proof that a changed learning rate is in effect."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -60,9 +88,56 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"{name} is {value}: it must be more than 0 seconds")
 
 
-class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``[recovery]`` section of the configuration."""
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a rule sets otherwise than the policy as a whole; what it does not name, or names as ``null``, stays."""
 
+    mode: Mode | None = None
+    triggers: tuple[Trigger, ...] | None = None
+    agreement: int | None = None
+    certainty: float | None = None
+    margin_steps: int | None = None
+    margins: dict[str, int] | None = None
+    budget_per_day: int | None = None
+    cooldown_seconds: float | None = None
+    climb_seconds: float | None = None
+    no_progress_steps: int | None = None
+    healthy_steps: int | None = None
+    success_steps: int | None = None
+    tries_per_rung: int | None = None
+    ladder: tuple[Rung, ...] | None = None
+    modes: dict[Rung, Mode] | None = None
+    approval: dict[Rung, Approvers] | None = None
+    config: ConfigRung | None = None
+    version: VersionRung | None = None
+    infra: InfraRung | None = None
+    skip_steps: int | None = None
+    at_end: Literal["leave", "stop"] | None = None
+    deadlines: Deadlines | None = None
+
+
+class Rule(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """For the runs that match all that it names; the first rule that matches counts."""
+
+    name: str = ""
+    run: str = "*"
+    """Pattern of run ids, in which ``*`` stands for any characters."""
+    project: str = "*"
+    cohort: str = "*"
+
+    def matches(self, run_id: str, project: str, cohort: str) -> bool:
+        given = ((run_id, self.run), (project, self.project), (cohort, self.cohort))
+        return all(matches_any(value, (pattern,)) for value, pattern in given)
+
+    def changed(self) -> dict[str, Any]:
+        """What it sets."""
+        return {name: getattr(self, name) for name in Settings.__struct_fields__ if getattr(self, name) is not None}
+
+
+class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy of all runs, and what rules say otherwise of some."""
+
+    policy_file: str = ""
+    """The file that the policy is in; then nothing else stands beside it in the configuration."""
     mode: Mode = "observe"
     """``observe`` records what it would do, ``approve`` waits for a person, ``auto`` acts."""
     trigger: Literal["alertmanager", "direct"] = "alertmanager"
@@ -76,15 +151,52 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A finding with at least this confidence needs no second one."""
     margin_steps: int = 1
     """Checkpoints of this many steps before the onset are not trusted either."""
+    margins: dict[str, int] = {}
+    """The same for the findings of one detector, by its name."""
     budget_per_day: int = 3
-    """Recoveries of one run in any 24 hours."""
+    """Recoveries of one run in any 24 hours; each that climbs is one more."""
     cooldown_seconds: float = 600.0
     """From the end of one recovery of a run to the plan of its next."""
+    climb_seconds: float = 0.0
+    """In place of the cooldown, from the end of one that did not hold to the command of the one that climbs."""
+    no_progress_steps: int = 50
+    """The same failure within so many steps after a recovery has succeeded goes on with the next rung; 0: never."""
+    healthy_steps: int = 10
+    """An attempt that pushed so many steps before anything critical has run healthy: its configuration and its version
+    are what ``manifest`` and ``last_healthy`` go back to."""
     success_steps: int = 3
     """Healthy steps in a row that the new attempt must push past the target."""
+    tries_per_rung: int = 2
+    """Recoveries on one rung for one failure, where the earlier one was not disproved: its attempt died, or the
+    supervisor could not carry it out, and no higher rung has anything to do."""
+    ladder: tuple[Rung, ...] = RUNGS
+    """Which rungs, in which order. After the last comes a person."""
+    modes: dict[Rung, Mode] = {}
+    """The mode of single rungs, where it is not that of the policy. One that is only observed is passed over."""
+    approval: dict[Rung, Approvers] = {}
+    """Who has to approve, by rung."""
+    config: ConfigRung = ConfigRung()
+    version: VersionRung = VersionRung()
+    infra: InfraRung = InfraRung()
+    skip_steps: int = 0
+    """Most training batches that are left out after the restored step, of those that led into a failure of training;
+    where the trainer cannot place them in its data, none is left out."""
+    at_end: Literal["leave", "stop"] = "leave"
+    """What happens to a run that still trains when its ladder ends: a person is told either way."""
     deadlines: Deadlines = Deadlines()
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.rules) > MOST_RULES:
+            raise ValueError(f"rules has {len(self.rules)} entries: at most {MOST_RULES} are read")
+        self._check()
+        for index, rule in enumerate(self.rules):
+            try:
+                self._with(rule)
+            except ValueError as error:
+                raise ValueError(f"rules[{index}].{error}") from None
+
+    def _check(self) -> None:
         if not self.triggers:
             raise ValueError('triggers is empty: no finding could ever trigger anything; use mode = "observe" instead')
         if self.agreement < 1:
@@ -93,21 +205,86 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"certainty is {self.certainty}: it is a confidence, more than 0 and at most 1")
         if self.margin_steps < 0:
             raise ValueError(f"margin_steps is {self.margin_steps}: a checkpoint after the onset is never a target")
+        for detector, steps in self.margins.items():
+            if steps < 0:
+                raise ValueError(f"margins has {steps} for {detector}: a checkpoint after the onset is never a target")
         if self.budget_per_day < 1:
             raise ValueError(f'budget_per_day is {self.budget_per_day}: to allow no recovery use mode = "observe"')
-        if not 0 <= self.cooldown_seconds < float("inf"):
-            raise ValueError(f"cooldown_seconds is {self.cooldown_seconds}: it must be 0 or more")
-        if self.success_steps < 1:
-            raise ValueError(f"success_steps is {self.success_steps}: success needs at least 1 healthy step")
+        for name in ("cooldown_seconds", "climb_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        for name, what in _AT_LEAST_ONE.items():
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: {what}")
+        for name in ("no_progress_steps", "skip_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        check_ladder(self.ladder)
+
+    def _with(self, rule: Rule) -> RecoveryPolicy:
+        return replace(self, rules=(), **rule.changed())
+
+    def rule_for(self, run_id: str, project: str = "", cohort: str = "") -> int | None:
+        """Index of the rule that applies to a run; None where it is the policy as a whole."""
+        found = (index for index, rule in enumerate(self.rules) if rule.matches(run_id, project, cohort))
+        return next(found, None)
+
+    def of_rule(self, index: int | None) -> RecoveryPolicy:
+        """The policy as a rule leaves it, without rules."""
+        return self._with(self.rules[index]) if index is not None else replace(self, rules=())
+
+    def rule_name(self, index: int | None) -> str:
+        """What a person calls the rule; empty for the policy as a whole."""
+        return "" if index is None else self.rules[index].name or f"rule {index + 1}"
+
+    def mode_of(self, rung: Rung) -> Mode:
+        return self.modes.get(rung, self.mode)
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is a rung that is more than observed."""
+        return any(self.mode_of(rung) != "observe" for rung in self.ladder)
+
+    def trigger_of(self, incident: OpenIncident) -> Trigger | None:
+        """The trigger that this incident falls under, None where it may trigger nothing."""
+        return next((trigger for trigger in self.triggers if trigger.matches(incident)), None)
 
     def action_for(self, incident: OpenIncident) -> Action | None:
         """The action that this incident may trigger, None if it may trigger nothing."""
-        for trigger in self.triggers:
-            if trigger.matches(incident):
-                return trigger.action
-        return None
+        trigger = self.trigger_of(incident)
+        return None if trigger is None else trigger.action
+
+    def agreement_for(self, incident: OpenIncident) -> int:
+        """Distinct signals that have to agree with this one, itself included."""
+        trigger = self.trigger_of(incident)
+        return self.agreement if trigger is None or trigger.agreement is None else trigger.agreement
+
+    def ladder_for(self, incident: OpenIncident | None) -> tuple[Rung, ...]:
+        """The rungs for what this incident triggers."""
+        trigger = None if incident is None else self.trigger_of(incident)
+        return self.ladder if trigger is None or trigger.ladder is None else trigger.ladder
+
+    def margin_for(self, incident: OpenIncident) -> int:
+        """Steps before its onset that are not trusted either."""
+        return self.margins.get(incident.detector, self.margin_steps)
 
     def is_certain(self, incident: OpenIncident) -> bool:
         """Whether the incident needs no second signal: confidence, or a live detector that is critical."""
         live = incident.detector in LIVE_DETECTORS and incident.severity is Severity.CRITICAL
         return live or incident.confidence >= self.certainty
+
+
+_AT_LEAST_ONE: Final = {
+    "success_steps": "success needs at least 1 healthy step",
+    "healthy_steps": "an attempt without a healthy step has not run healthy",
+    "tries_per_rung": "a rung is tried at least once",
+}
+
+
+def check_ladder(ladder: tuple[Rung, ...]) -> None:
+    """Raises ``ValueError`` for a ladder that is none."""
+    if not ladder:
+        raise ValueError('ladder is empty: name at least one rung; to allow no recovery use mode = "observe"')
+    twice = next((rung for rung in ladder if ladder.count(rung) > 1), None)
+    if twice is not None:
+        raise ValueError(f"ladder names {twice} twice: a rung has one place in it")

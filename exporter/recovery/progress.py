@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from exporter.protocol import AttemptExited, AttemptStarted, CommandProgress
+from exporter.protocol import AttemptExited, AttemptStarted, CommandProgress, SettingApplied
+from exporter.recovery import proving
 from exporter.recovery.policy import Deadlines
 from exporter.recovery.record import COMMANDED, Recovery, Stage
 
@@ -40,11 +41,24 @@ def ended(recovery: Recovery, stage: Stage, outcome: str, now: float, **changes:
     return at_times(to_stage(recovery, stage, now, outcome=outcome, **changes), **times)
 
 
+MOST_OUTPUT = 60
+"""Lines of what was reported that are kept, the newest ones, and of each the first characters."""
+LINE_CHARACTERS = 400
+
+
+def with_output(recovery: Recovery, *lines: str) -> Recovery:
+    """Keep what the supervisor, or the trainer at its end, said; nothing that is there already."""
+    new = [line.strip()[:LINE_CHARACTERS] for line in lines if line.strip()]
+    if not new or recovery.output[-len(new) :] == tuple(new):
+        return recovery
+    return replace(recovery, output=(*recovery.output, *new)[-MOST_OUTPUT:])
+
+
 def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> Recovery | None:
     """The supervisor's report on the command. What was reported before, or lies behind it, is None."""
     if recovery.stage not in (*COMMANDED, "verifying") or RANK[progress.state] <= RANK[recovery.progress]:
         return None
-    recovery = replace(recovery, progress=progress.state)
+    recovery = with_output(replace(recovery, progress=progress.state), f"{progress.state}: {progress.detail}")
     if progress.target_step is not None:
         recovery = replace(recovery, target_step=progress.target_step, target_path=progress.target_path)
     recovery = at_times(recovery, command_delivered=now, accepted=now)
@@ -52,7 +66,16 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
         return recovery
     if progress.state == "failed":
         detail = progress.detail or "it gave no reason"
-        return ended(recovery, "failed", f"The supervisor could not carry out the command: {detail}", now)
+        outcome = f"The supervisor could not carry out the command: {detail}"
+        return ended(
+            recovery,
+            "failed",
+            outcome,
+            now,
+            failed_by="not_carried_out",
+            failure_code=progress.code,
+            command_closed=True,
+        )
     if progress.state == "accepted":
         return replace(recovery, stage_since=max(now, recovery.stage_since))
     if progress.state == "stopping":
@@ -69,11 +92,13 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
     return to_stage(at_times(recovery, started=now), "verifying", now, command_closed=closed)
 
 
+_NO_CHECKPOINT = "no verified checkpoint from before the onset is known"
+
+
 def _after_stop(recovery: Recovery, now: float) -> Recovery:
     if recovery.without_target:
-        return ended(
-            recovery, "failed", "The run is stopped: no verified checkpoint from before the onset is known.", now
-        )
+        why = next((it.reason for it in recovery.considered if it.rung == "person"), _NO_CHECKPOINT)
+        return ended(recovery, "failed", f"The run is stopped: {why}.", now, failed_by="ladder")
     return ended(recovery, "succeeded", "The run is stopped, as the policy asks.", now)
 
 
@@ -92,7 +117,13 @@ def after_start(recovery: Recovery, event: AttemptStarted, attempt: int, now: fl
 def _new_attempt(recovery: Recovery, attempt: int) -> Recovery:
     """Nothing that an earlier attempt did counts for this one."""
     return replace(
-        recovery, new_attempt=attempt, last_step=None, last_healthy_at=None, healthy_steps=0, unhealthy_steps=0
+        recovery,
+        new_attempt=attempt,
+        last_step=None,
+        last_healthy_at=None,
+        healthy_steps=0,
+        unhealthy_steps=0,
+        proof_awaited=None,
     )
 
 
@@ -102,15 +133,19 @@ def after_exit(recovery: Recovery, event: AttemptExited, attempt: int, now: floa
         return None
     if attempt <= recovery.attempt or attempt != (recovery.new_attempt or attempt):
         return None
-    recovery = replace(recovery, new_attempt=attempt)
+    recovery = with_output(replace(recovery, new_attempt=attempt), *event.last_output[-10:])
     if event.expected and event.exit_code == 0 and recovery.unhealthy_steps == 0 and recovery.healthy_steps > 0:
+        unproved = proving.missing(recovery)
+        if unproved:
+            outcome = f"Attempt {attempt} finished the run, but {unproved}."
+            return ended(recovery, "failed", outcome, now, failed_by="unproved")
         outcome = (
             f"Attempt {attempt} finished the run after {recovery.healthy_steps} healthy steps past the checkpoint."
         )
         return ended(recovery, "succeeded", outcome, now)
     how = f"signal {event.signal}" if event.signal is not None else f"exit code {event.exit_code}"
     healthy = f"after {recovery.healthy_steps} healthy steps past the checkpoint"
-    return ended(recovery, "failed", f"Attempt {attempt} ended with {how} {healthy}.", now)
+    return ended(recovery, "failed", f"Attempt {attempt} ended with {how} {healthy}.", now, failed_by="died")
 
 
 def after_step(
@@ -135,20 +170,50 @@ def after_step(
     recovery = at_times(
         replace(recovery, healthy_steps=count, last_healthy_at=now, first_healthy_step=first), first_healthy_step=now
     )
-    if count < needed:
-        return recovery
-    outcome = f"Attempt {attempt} has pushed {count} healthy steps in a row past step {recovery.resumed_from}."
+    return recovery if count < needed else _proved(recovery, now)
+
+
+def _proved(recovery: Recovery, now: float) -> Recovery:
+    """The healthy steps are there: success, once every change that verl would ignore is proved to be in effect."""
+    if proving.missing(recovery):
+        return recovery if recovery.proof_awaited is not None else replace(recovery, proof_awaited=now)
+    outcome = (
+        f"Attempt {recovery.new_attempt} has pushed {recovery.healthy_steps} healthy steps in a row past step "
+        f"{recovery.resumed_from}{proving.sentence(recovery)}."
+    )
     return ended(recovery, "succeeded", outcome, now)
+
+
+def after_setting(recovery: Recovery, event: SettingApplied, attempt: int, now: float) -> Recovery | None:
+    """A changed setting was read back in the new attempt. Also what is not needed as a proof is kept."""
+    if recovery.stage not in (*COMMANDED, "verifying") or recovery.action == "stop":
+        return None
+    if attempt <= recovery.attempt or attempt < (recovery.new_attempt or 0):
+        return None
+    new = proving.with_proof(recovery, event, attempt, now)
+    if new is not None and new.proof_awaited is not None and attempt == new.new_attempt:
+        return _proved(new, now)
+    return new
 
 
 def _after_unhealthy(recovery: Recovery, attempt: int, step: int, needed: int, now: float) -> Recovery:
     count = recovery.unhealthy_steps + 1
-    recovery = replace(recovery, healthy_steps=0, unhealthy_steps=count)
+    recovery = replace(recovery, healthy_steps=0, unhealthy_steps=count, proof_awaited=None)
     if count < needed:
         return recovery
-    return ended(
-        recovery, "failed", f"{count} steps of attempt {attempt} were not healthy, the last is step {step}.", now
-    )
+    outcome = f"{count} steps of attempt {attempt} were not healthy, the last is step {step}."
+    return ended(recovery, "failed", outcome, now, failed_by="unhealthy")
+
+
+def unproved(recovery: Recovery, deadlines: Deadlines, watching_since: float, now: float) -> Recovery | None:
+    """The failed record where a proof has been missing for too long, else None."""
+    if recovery.stage != "verifying" or recovery.proof_awaited is None:
+        return None
+    since = max((at for at in (watching_since, recovery.proof_awaited) if at <= now), default=now)
+    if now - since <= deadlines.proof_seconds:
+        return None
+    outcome = f"The steps of attempt {recovery.new_attempt} are healthy, but {proving.missing(recovery)}."
+    return ended(recovery, "failed", outcome, now, failed_by="unproved")
 
 
 def overdue(recovery: Recovery, deadlines: Deadlines, watching_since: float, now: float) -> str | None:

@@ -29,6 +29,12 @@ Stage = Literal[
 ]
 
 TrainerLeft = Literal["", "running", "stopped"]
+FailedBy = Literal["", "not_carried_out", "overdue", "died", "unhealthy", "relapse", "unproved", "ladder"]
+"""What ended a recovery badly: the supervisor could not carry it out; a stage lasted too long; the new attempt died,
+pushed unhealthy steps, or showed a failure that is worth a recovery; a changed setting was not proved to be in effect;
+or there was no rung, or no checkpoint, to go on with: it is for a person."""
+DISPROVED: tuple[FailedBy, ...] = ("unhealthy", "relapse", "unproved")
+"""The rung was tried, and is no answer to this failure."""
 DecisionStage = Literal["evidence", "assessment", "history", "policy", "plan"]
 """Stages of a decision, in their order; only what follows the last of them acts."""
 
@@ -168,6 +174,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """Of changed settings; for one name the newest of the newest attempt counts."""
     proof_awaited: float | None = None
     """The steps are healthy, and a proof is missing since then; Unix seconds."""
+    failed_by: FailedBy = ""
+    failure_code: int | None = None
+    """What the supervisor gave as the reason of a command that it could not carry out."""
+    project: str = ""
+    cohort: str = ""
     output: tuple[str, ...] = ()
     """What the supervisor said while it carried the command out, and the last lines of an attempt that died; bounded,
     the oldest first."""
@@ -210,9 +221,9 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_a_person(self) -> bool:
-        """It ended badly and nobody has acknowledged that: ``verl_recovery_failed`` is 1."""
+        """It ended badly, nothing follows it, and nobody has acknowledged that: ``verl_recovery_failed`` is 1."""
         badly = self.stage == "failed" or self.refused_by_policy or self._abort_left_it_down
-        return badly and not self.acknowledged_by
+        return badly and not self.acknowledged_by and not self.climbed_to
 
     @property
     def _abort_left_it_down(self) -> bool:
@@ -238,14 +249,21 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         return self.target_step if self.target_step is not None else self.planned_target_step
 
     def command(self) -> Command:
-        """What the supervisor is asked for. The limit is the target itself: newer checkpoints were turned down."""
+        """What the supervisor is asked for.
+
+        The limit of a rollback is the target itself: newer checkpoints were turned down. A restart has none, for it
+        goes on from what it saves.
+        """
         limit = self.planned_target_step if self.planned_target_step is not None else self.not_after_step
+        limit = None if self.action == "restart" else limit
         return Command(
             id=self.id,
             run_id=self.run_id,
             attempt=self.attempt,
             action=self.action,
             reason=self.reason,
+            rung=self.rung,
+            changes=self.protocol_changes,
             not_after_step=limit,
             target_step=self.planned_target_step,
             issued_at=self.times.commanded or 0.0,

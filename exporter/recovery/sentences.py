@@ -15,8 +15,10 @@ def kind(old: Recovery, new: Recovery) -> str:
     """What happened: what a person decided, what was reported on an aborted recovery, else the stage it is in."""
     if new.acknowledged_by != old.acknowledged_by:
         return "acknowledged"
-    if new.stage == "commanded" and new.resolved_by != old.resolved_by:
+    if len(new.approvals) > len(old.approvals) or (new.stage == "commanded" and new.resolved_by != old.resolved_by):
         return "approved"
+    if len(new.proofs) and new.proofs != old.proofs and new.stage == old.stage:
+        return "setting_proved" if new.proofs[-1].ok else "setting_not_applied"
     if old.stage == new.stage == "aborted":
         return "abort_overdue" if new.abort_overdue and not old.abort_overdue else "abort_reported"
     return new.stage
@@ -31,6 +33,12 @@ def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     if new.stage == "aborted" and new.abort_answered != old.abort_answered:
         return "The supervisor has answered the abort."
     times = changed.get("times", {})
+    if len(new.approvals) > len(old.approvals) and new.stage == old.stage:
+        left = new.approvals_needed - len(new.approvals)
+        return f"{new.approvals[-1].who} approved it; {left} more approval{'' if left == 1 else 's'} needed."
+    if new.proofs and new.proofs != old.proofs and new.stage == old.stage:
+        it = new.proofs[-1]
+        return f"{it.name} = {it.wanted} is {'in effect' if it.ok else f'not in effect: {it.reason}'}."
     if new.stage != old.stage:
         return _entered(old, new)
     stage = new.stage.replace("_", " ")
@@ -54,6 +62,8 @@ def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
 def _entered(old: Recovery, new: Recovery) -> str:
     if new.stage == "commanded" and new.resolved_by:
         return f"{new.resolved_by} approved it."
+    if new.stage == "commanded" and old.stage == "planned":
+        return "The wait before the climb is over."
     if new.stage == "stopping":
         return "The supervisor stops the trainer."
     if new.stage == "starting":

@@ -58,8 +58,9 @@ class PastPlans:
     """Of one run. ``policy``: its mode and its trigger do not matter here."""
 
     def __init__(self, policy: RecoveryPolicy) -> None:
-        self._policy = replace(policy, mode="auto", trigger="direct")
-        self._engine = RecoveryEngine(RecoveryStore(":memory:"), self._policy)
+        rules = tuple(replace(rule, mode=None, modes=None) for rule in policy.rules)
+        acting = replace(policy, mode="auto", trigger="direct", modes={}, rules=rules)
+        self._engine = RecoveryEngine(RecoveryStore(":memory:"), acting)
         self._told = self._engine.changes
         self._heard = 0
         """The newest line of the audit log that was told of."""
@@ -77,7 +78,7 @@ class PastPlans:
         self._end_what_is_over(facts, said.at)
         decisions: list[Decision] = []
         for incident in worse:
-            if self._policy.action_for(incident) is None:
+            if self._engine.policy_of(facts).action_for(incident) is None:
                 decisions += self._no_trigger(incident, facts, said)
             else:
                 self._engine.on_incident(incident, facts, said.at)
@@ -92,7 +93,7 @@ class PastPlans:
         """Why a page triggers nothing; of what is less severe nobody expects that it does."""
         if incident.severity < Severity.CRITICAL:
             return []
-        refusal = make_plan(incident, facts, (), self._policy, said.at)
+        refusal = make_plan(incident, facts, (), self._engine.policy_of(facts), said.at)
         reason = refusal.reason if isinstance(refusal, Refusal) else ""
         return [Decision("no_trigger", reason, said.step, said.attempt, said.at, incident)]
 
@@ -159,7 +160,7 @@ class PastPlans:
         told = CommandProgress(time=now, command_id=active.id, state=state, target_step=active.planned_target_step)
         self._engine.on_progress(facts.run_id, told, now)
         first = (active.planned_target_step or 0) + 1
-        for step in range(first, first + self._policy.success_steps):
+        for step in range(first, first + self._engine.policy_of(facts).success_steps):
             self._engine.on_step(facts.run_id, active.attempt + 1, step, True, now)
 
     def sentence(self, run: PastRun, name: str) -> str:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from exporter.detectors.options import nearest
 from exporter.detectors.presets import DEFAULT_PRESET
 from exporter.detectors.registry import DetectorPlan
 from exporter.detectors.setup import LrSchedule, RunSetup, Scalar, from_config
@@ -66,12 +65,8 @@ def _planned(plan: Callable[[], DetectorPlan]) -> DetectorPlan:
 
 def policy_of(path: Path) -> RecoveryPolicy:
     """The policy in an exporter's configuration file, or in a file of that section alone."""
-    import msgspec
-
     from exporter.config import Config, ConfigError, parse
-    from exporter.detectors.registry import NAMES
-    from exporter.recovery.policy import RecoveryPolicy
-    from exporter.yaml_lines import Lines
+    from exporter.policy_file import parse_policy
 
     text = _text(path)
     try:
@@ -80,21 +75,9 @@ def policy_of(path: Path) -> RecoveryPolicy:
             raise SettingsWrong(f"{path} holds no policy: the section recovery, or what stands in it, is expected.")
         if any(name in Config.__struct_fields__ for name in content):
             return parse(text, str(path)).recovery
-        lines = Lines(str(path), RecoveryPolicy)
-        try:
-            policy = msgspec.convert(lines.plain(_node(text), "$"), RecoveryPolicy)
-        except msgspec.ValidationError as error:
-            raise lines.explain(error) from None
+        return parse_policy(text, str(path))
     except ConfigError as error:
         raise SettingsWrong(str(error)) from None
-    for index, trigger in enumerate(policy.triggers):
-        unknown = next((name for name in trigger.detectors if name not in NAMES), None)
-        if unknown is not None:
-            line = lines.line_of(f"$.triggers[{index}].detectors")
-            raise SettingsWrong(
-                f"{path}, line {line}: triggers: {unknown!r} is no detector; {nearest(unknown, NAMES)}."
-            )
-    return policy
 
 
 @dataclass(frozen=True)

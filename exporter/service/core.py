@@ -228,7 +228,7 @@ class Core:
     def alert(self, alert: Alert, now: float) -> Decision:
         """One alert of a webhook. Raises ``sqlite3.Error`` where the engine cannot keep it: then it must come again."""
         run = self.find(alert.run_id)
-        decision = self.engine.on_alert(alert, run.facts() if run is not None else None, now)
+        decision = self.engine.on_alert(alert, self.link.facts_of(run) if run is not None else None, now)
         if run is not None:
             self._mark_all(run, self.link.marks(run), now)
         return decision

@@ -12,7 +12,8 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exporter.recovery.plan import budget_left
+from exporter.protocol import Run
+from exporter.recovery.history import budget_left
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import RunState
 from exporter.service.core import Core
@@ -41,7 +42,8 @@ class Recoveries:
         self._with: frozenset[str] | None = frozenset()
         """Runs that have had a recovery; None where the store cannot be read."""
         self._known: dict[str, RecoveryView] = {}
-        self._none = RecoveryView(RunState(), core.engine.policy)
+        self._none: dict[int, RecoveryView] = {}
+        """Of runs that have had none, by the policy that applies to them."""
         self.audit_counts: Mapping[str, int] = {}
         """Lines of the audit log by kind, as of the newest time that they could be read."""
 
@@ -60,15 +62,17 @@ class Recoveries:
 
     def of(self, run_id: str) -> RecoveryView | None:
         """None where the store cannot be read."""
+        run = self._core.runs.get(run_id)
+        policy = self._core.engine.policy_of(Run(run_id=run_id) if run is None else run.state.identity)
         if self._with is not None and run_id not in self._with:
-            return self._none
+            return self._none.setdefault(id(policy), RecoveryView(RunState(), policy))
         if run_id not in self._known:
             state = self._core.link.state_of(run_id)
             if state is None:
                 return None
             try:
-                spent = self._core.engine.spent_times(run_id)
+                spent = self._core.engine.spent_times(run_id, policy)
             except sqlite3.Error:
                 return None
-            self._known[run_id] = RecoveryView(state, self._none.policy, spent)
+            self._known[run_id] = RecoveryView(state, policy, spent)
         return self._known[run_id]

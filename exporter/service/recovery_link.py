@@ -10,12 +10,17 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from exporter.incidents import Change, Incident
 from exporter.protocol import Abort, Command, CommandProgress, SettingApplied
 from exporter.recovery.engine import RecoveryEngine
+from exporter.recovery.facts import RunFacts
+from exporter.recovery.policies import place_of
 from exporter.recovery.record import RunState
 from exporter.service.entries import Mark
+from exporter.service.stable_config import StableConfigs
 from exporter.service.watch import AttemptReport, Report, StepDone, WatchedRun, open_incident
 
 log = logging.getLogger("exporter.recovery")
@@ -37,6 +42,8 @@ class RecoveryLink:
         self._engine = engine
         self.error = ""
         """Why the recovery store cannot be used; empty while it can."""
+        self.stable_configs = StableConfigs(engine.policies.git_sources())
+        """Read by a thread of the app's."""
         self.again = False
         """While the journal is read at a start."""
         self._untold: deque[tuple[WatchedRun, Report, float]] = deque()
@@ -65,6 +72,12 @@ class RecoveryLink:
         again = ", told again at the start" if self.again else ""
         log.log(level, "Incident %s %s (%s)%s: %s", it.id, change.what, it.severity.label, again, text)
 
+    def facts_of(self, run: WatchedRun) -> RunFacts:
+        """The run as recovery sees it, with the configuration in git that its policy names."""
+        facts = run.facts()
+        git = self._engine.policy_of(facts).config.git
+        return facts if git is None else replace(facts, stable_config=self.stable_configs.of(place_of(git)))
+
     def _tell_what_waits(self) -> bool:
         while self._untold:
             run, report, at = waiting = self._untold.popleft()
@@ -77,17 +90,17 @@ class RecoveryLink:
         return True
 
     def _tell_one(self, run: WatchedRun, report: Report, now: float) -> None:
-        run_id = run.state.run_id
+        run_id, facts = run.state.run_id, partial(self.facts_of, run)
         if isinstance(report, StepDone):
-            self._engine.on_step(run_id, report.attempt, report.step, report.healthy, now)
+            self._engine.on_step(run_id, report.attempt, report.step, report.healthy, now, facts)
         elif isinstance(report, AttemptReport):
-            self._engine.on_attempt(run_id, report.event, report.attempt, now)
+            self._engine.on_attempt(run_id, report.event, report.attempt, now, facts)
         elif isinstance(report, CommandProgress):
-            self._engine.on_progress(run_id, report, now)
+            self._engine.on_progress(run_id, report, now, facts)
         elif isinstance(report, SettingApplied):
-            self._engine.on_setting_applied(run_id, report, now)
+            self._engine.on_setting_applied(run_id, run.state.attempt, report, now, facts)
         else:
-            self._engine.on_incident(open_incident(report.after), run.facts(), now)
+            self._engine.on_incident(open_incident(report.after), facts(), now)
 
     def asked(self, run_id: str, now: float) -> tuple[Command | None, Abort | None]:
         """The command for the supervisor of the run, and what it is to give up, if anything."""
@@ -110,7 +123,7 @@ class RecoveryLink:
             return
         try:
             concerned = self._engine.concerned()
-            self._engine.tick({run_id: runs[run_id].facts() for run_id in concerned if run_id in runs}, now)
+            self._engine.tick({run_id: self.facts_of(runs[run_id]) for run_id in concerned if run_id in runs}, now)
         except sqlite3.Error as error:
             self._failed(error)
         else:
@@ -162,6 +175,9 @@ class RecoveryLink:
     def _stage(self, recovery_id: str) -> str:
         try:
             recovery = self._engine.get(recovery_id) if recovery_id else None
+            while recovery is not None and recovery.climbed_to:
+                # Its incidents are those of the one that goes on in its place.
+                recovery = self._engine.get(recovery.climbed_to)
         except sqlite3.Error as error:
             self._failed(error)
             return ""

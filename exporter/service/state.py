@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from exporter.detectors.base import GpuView, LiveView
@@ -29,6 +29,7 @@ from exporter.protocol import (
 )
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES
+from exporter.service.course import Course, described, keep_few_configs
 from exporter.service.goodput import Goodput
 from exporter.service.gradients import Gradients
 from exporter.service.in_force import InForce
@@ -149,6 +150,7 @@ class RunState:
     config: Mapping[str, Scalar] = field(default_factory=dict)
     configured_by: str = ""
     in_force: InForce = field(default_factory=InForce)
+    course: Course = field(default_factory=Course)
     setup_override: RunSetup | None = None
     """What is known of configuration and machine where the run itself does not tell: it comes from the options of a
     replay, and nothing else counts then."""
@@ -186,6 +188,7 @@ class RunState:
             self._setup = None
         self.gpus[key] = (reading, at)
         self._views = None
+        self.course.read(reading, self.attempt, at)
 
     def _no_gpus(self) -> None:
         self.gpus = {}
@@ -230,9 +233,13 @@ class RunState:
 
     def begin_attempt(self, number: int, resume_step: int | None, at: float) -> None:
         """A new attempt."""
+        if self.attempts:
+            self.attempts[-1] = self.attempts_now()[-1]
+            keep_few_configs(self.attempts)
         self.attempt = number
-        self.attempts.append(AttemptFacts(number, resume_step))
+        self.attempts.append(AttemptFacts(number, resume_step, started_at=at))
         self.in_force = InForce()
+        self.course.began()
         self.new_trainer(at)
 
     def new_trainer(self, at: float) -> None:
@@ -269,7 +276,16 @@ class RunState:
     def resume_known(self, resume_step: int | None) -> None:
         """The supervisor says from which step the current attempt was resumed."""
         if self.attempts and resume_step is not None:
-            self.attempts[-1] = AttemptFacts(self.attempt, resume_step)
+            self.attempts[-1] = replace(self.attempts[-1], resume_step=resume_step)
+
+    def attempts_now(self) -> tuple[AttemptFacts, ...]:
+        """All attempts, the newest with what is known of it now."""
+        if not self.attempts:
+            return ()
+        told = bool(self.configured_by)
+        version = self.identity.verl_version
+        newest = described(self.attempts[-1], self.course, self.config, version, self.in_force, told=told)
+        return (*tuple(self.attempts)[:-1], newest)
 
     def finished(self, event: RunFinished, at: float) -> None:
         """verl closed its tracking. Where a supervisor watches, only it knows whether that was expected."""

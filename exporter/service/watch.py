@@ -187,10 +187,14 @@ class WatchedRun:
             attempt=state.attempt,
             step=state.current or 0,
             running=state.running,
-            checkpoints=tuple(state.checkpoints),
-            attempts=tuple(state.attempts),
+            checkpoints=state.course.fit(state.checkpoints),
+            attempts=state.attempts_now(),
             incidents=tuple(open_incident(incident, names[incident.key]) for incident in self.book),
             config=state.config,
+            project=state.identity.project,
+            cohort=state.identity.cohort,
+            verl_version=state.identity.verl_version,
+            nodes_at_fault=state.course.nodes_at_fault(max(state.last_push, state.ended_at or 0.0)),
         )
 
     def groups(self) -> list[Group]:
@@ -292,8 +296,9 @@ class WatchedRun:
             StepSample(part.step, state.attempt, at, part.signals, state.setup), at, whole=part.training
         )
         if part.training:
-            healthy = all(verdict.severity < Severity.CRITICAL for verdict in verdicts)
-            self.reports.append(StepDone(state.attempt, part.step, healthy))
+            onsets = [verdict.onset for verdict in verdicts if verdict.severity >= Severity.CRITICAL]
+            state.course.step(part.step, min(onsets, default=None))
+            self.reports.append(StepDone(state.attempt, part.step, not onsets))
 
     def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -348,8 +353,10 @@ class WatchedRun:
             state.care.copied(event, at)
         elif isinstance(event, CheckpointChecked):
             state.care.checked(event, at)
+            state.course.checked(event, at)
         elif isinstance(event, CheckpointPruned):
             state.care.removed(event)
+            state.course.removed(event, at)
         elif isinstance(event, GradientHistogram):
             state.gradients.written(event, attempt=attempt, at=at)
         elif isinstance(event, SettingApplied):

@@ -76,6 +76,10 @@ class Scene:
         self.store = RecoveryStore(self.path)
         self.engine = RecoveryEngine(self.store, self.policy)
 
+    def known(self) -> RunFacts:
+        """The facts at the moment that something is reported."""
+        return self.facts
+
     def restart(self) -> None:
         """As after SIGKILL: nothing is closed in order, and a new engine opens the same file."""
         self.store = RecoveryStore(self.path)
@@ -117,25 +121,25 @@ class Scene:
                 target_step=target,
                 target_path="" if target is None else f"/ckpt/global_step_{target}",
             )
-            self.engine.on_progress(RUN, progress, self.now)
+            self.engine.on_progress(RUN, progress, self.now, self.known)
         return self.recovery(recovery.id)
 
     def start_attempt(self, number: int, resume_step: int) -> None:
         self.now += 1
         event = AttemptStarted(time=self.now, pid=1, resume_step=resume_step)
-        self.engine.on_attempt(RUN, event, number, self.now)
+        self.engine.on_attempt(RUN, event, number, self.now, self.known)
         attempts = (*self.facts.attempts, AttemptFacts(number, resume_step))
         self.facts = replace(self.facts, attempt=number, step=0, attempts=attempts)
 
     def exit_attempt(self, number: int, exit_code: int, *, expected: bool = False) -> None:
         self.now += 1
         event = AttemptExited(time=self.now, exit_code=exit_code, expected=expected)
-        self.engine.on_attempt(RUN, event, number, self.now)
+        self.engine.on_attempt(RUN, event, number, self.now, self.known)
 
     def steps(self, attempt: int, *steps: int, healthy: bool = True) -> None:
         for step in steps:
             self.now += 1
-            self.engine.on_step(RUN, attempt, step, healthy, self.now)
+            self.engine.on_step(RUN, attempt, step, healthy, self.now, self.known)
 
     def carry_out(self, recovery: Recovery, *, attempt: int = 2, steps: int = 3) -> Recovery:
         """All that a supervisor and a healthy new attempt report, to the end."""

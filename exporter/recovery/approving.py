@@ -1,0 +1,34 @@
+"""Who may approve a recovery, and when enough people have. Pure; called by the engine."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from exporter.recovery import progress as stages
+from exporter.recovery.record import Approval, Recovery
+
+
+class WrongStage(ValueError):
+    """An operator asked for what the recovery's stage, or its policy, does not allow; the message is a sentence."""
+
+
+def approved(recovery: Recovery, who: str, now: float) -> Recovery:
+    """The record with one more approval, and commanded where it is the last that was needed.
+
+    Raises :class:`WrongStage` for somebody whom the policy does not name, or who has approved it before.
+    """
+    if recovery.approvers and who not in recovery.approvers:
+        names = ", ".join(recovery.approvers)
+        raise WrongStage(
+            f"Recovery {recovery.id} is on the {recovery.rung} rung, and {who} may not approve that: it is for {names}."
+        )
+    if any(one.who == who for one in recovery.approvals):
+        missing = recovery.approvals_needed - len(recovery.approvals)
+        raise WrongStage(f"{who} has approved recovery {recovery.id} before; it waits for {missing} more, of others.")
+    approvals = (*recovery.approvals, Approval(who=who, at=now))
+    new = replace(recovery, approvals=approvals)
+    if len(approvals) < recovery.approvals_needed:
+        return new
+    everybody = ", ".join(one.who for one in approvals)
+    new = stages.at_times(replace(new, resolved_by=everybody), approved=now, commanded=now)
+    return stages.to_stage(new, "commanded", now)
