@@ -12,10 +12,11 @@ from typing import Any
 
 from demo.client import ExporterApi, first_alert
 from demo.display import Display, Observed
-from demo.summary import Observation
+from demo.observation import Observation
+from demo.summary import changed, spelled
 
 _STAGES = {
-    "planned": "plan: {reason}",
+    "planned": "plan ({rung}): {reason}",
     "commanded": "the command waits for the supervisor: {reason}",
     "stopping": "the supervisor stops the trainer",
     "starting": "the trainer is gone; restarting from checkpoint step {planned_target_step}",
@@ -74,7 +75,8 @@ class Observer:
         self._display.event(sentence, "bold yellow")
 
     def recovery(self) -> Mapping[str, Any] | None:
-        return next(iter(self.observation.recoveries), None)
+        """The newest one."""
+        return self.observation.recoveries[-1] if self.observation.recoveries else None
 
     def _look_for_fault(self) -> None:
         if self.observation.fault is None and self._fault_file.exists():
@@ -89,6 +91,8 @@ class Observer:
         run = detail["run"]
         seen, observation = self._seen, self.observation
         observation.verl_version = run["verl_version"] or observation.verl_version
+        if run["verl_version"]:
+            observation.versions[run["attempt"]] = run["verl_version"]
         if run["attempt"] != seen.attempt and run["attempt"]:
             seen.attempt = run["attempt"]
             self._tell(("attempt", str(run["attempt"])), f"attempt {run['attempt']} starts")
@@ -106,7 +110,11 @@ class Observer:
                 continue  # verl's validation before training
             observation.first_steps = {step["attempt"]: (step["step"], step["at"]), **observation.first_steps}
             seen.take_step(step["step"], {name: float(value) for name, value in step["signals"].items()})
-            observation.last_step = step["step"]
+            observation.last_step = observation.last_steps[step["attempt"]] = step["step"]
+            if "lr" in step["signals"]:
+                observation.rates[step["attempt"]] = float(step["signals"]["lr"])
+            held = float(step["signals"].get("run_memory", 0.0))
+            observation.most_memory = max(held, observation.most_memory)
             self._display.stepped()
         phases = run["open_phases"]
         inner = min(phases, key=phases.__getitem__, default="")
@@ -136,6 +144,17 @@ class Observer:
             if sentence is not None:
                 style = {"succeeded": "bold green", "failed": "bold red"}.get(entry["stage"], "cyan")
                 self._tell(("recovery", entry["id"], entry["stage"]), sentence.format_map(entry), style)
+                for change in changed(entry):
+                    self._tell(
+                        ("change", entry["id"], change["name"]), f"{entry['rung']} rung, {spelled(change)}", "cyan"
+                    )
+            for proof in entry["proofs"]:
+                said = f"{proof['name']} is {proof['found']} where it acts; the checkpoint had {proof['restored']}"
+                self._tell(
+                    ("proof", entry["id"], proof["name"], str(proof["ok"])),
+                    said if proof["ok"] else f"{proof['name']} did not take effect: {proof['reason']}",
+                    "bold green" if proof["ok"] else "bold red",
+                )
 
     def _tell(self, key: tuple[str, ...], sentence: str, style: str = "") -> None:
         if key not in self._told:

@@ -5,6 +5,7 @@ Called by ``python -m demo``, which ``make demo`` runs.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
@@ -16,20 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.client import ExporterApi
+from demo.course import POLL_SECONDS, Course
 from demo.display import Display, Observed
+from demo.observation import Observation
 from demo.observer import Observer
-from demo.processes import Child, StartError
+from demo.policy import stable_repository
+from demo.processes import StartError
 from demo.scenarios import Scenario
 from demo.stack import Stack
-from demo.summary import Observation, Result, conclude, finding
+from demo.summary import Result, conclude
 from demo.toy import make
 from demo.training import state_directory, supervised
+from demo.versions import side_by_side
 
-POLL_SECONDS = 0.5
-HEALTHY_STEPS_SHOWN = 5
-"""A run with a fault goes on for as many steps after its recovery, so that one sees it train."""
-STEPS_TO_BE_FOUND = 60
-"""A fault that is only to be found is not found after as many steps."""
 MARK = ".verl-sentinel-demo"
 """A file in the output folder, so that only a folder of the demo's own is ever emptied."""
 
@@ -41,9 +41,6 @@ class Options:
     scenario: Scenario
     out: Path
     seed: int = 0
-    limit_seconds: float = 900.0
-    """A run that takes longer has failed; on two cores a scenario takes about two to three minutes. Time in which a
-    plan waits for a person does not count."""
     approve: bool = False
     """A person has to approve the recovery, in the console or at the command line."""
     hold: bool = False
@@ -61,7 +58,9 @@ def run(options: Options, console: Console) -> int:
         toy = make(out.with_name(f"{out.name}-toy"))
     except OSError as error:
         raise StartError(f"The toy model could not be made: {error}") from error
-    stack = Stack(out, mode="approve" if options.approve else "auto")
+    versions = side_by_side(out / "versions") if scenario.moved_at is not None else None
+    repository = stable_repository(out / "configuration") if scenario.settings else None
+    stack = Stack(out, mode="approve" if options.approve else "auto", repository=repository)
     if stack.fast_path:
         console.print(
             f"[yellow]{' and '.join(stack.missing_programs)} not found[/]: the loop runs through the exporter's own "
@@ -70,7 +69,9 @@ def run(options: Options, console: Console) -> int:
         )
     run_id = f"demo-{scenario.name}"
     observation = Observation(started=time.time())
-    supervisor = supervised(scenario, toy, stack, out, run_id, options.seed)
+    more = {} if versions is None else {"VERL_SENTINEL_ENVIRONMENTS": str(versions.directory)}
+    start = functools.partial(supervised, scenario, toy, stack, out, run_id, options.seed, more=more)
+    supervisor = start()
     seen = Observed(run_id=run_id, total_steps=scenario.steps)
     over = False
     with Interrupts() as interrupts, Display(seen, f"scenario {scenario.name}", console) as display:
@@ -91,7 +92,19 @@ def run(options: Options, console: Console) -> int:
                 display,
                 observation,
             )
-            over = _follow(options, observer, supervisor, stack, interrupts)
+            course = Course(
+                scenario,
+                observer,
+                stack,
+                supervisor,
+                moved=None if versions is None else functools.partial(start, python=versions.newer_python),
+                interrupted=lambda: interrupts.happened,
+                logs=out / "logs",
+            )
+            try:
+                over = course.follow()
+            finally:
+                supervisor = course.supervisor
             if over and options.hold:
                 display.event("the scenario is over, and everything goes on: Ctrl-C ends it", "bold")
                 _hold(observer, stack, interrupts)
@@ -131,69 +144,11 @@ class Interrupts:
         self.happened = True
 
 
-def _follow(options: Options, observer: Observer, supervisor: Child, stack: Stack, interrupts: Interrupts) -> bool:
-    """Poll until the scenario is over, one way or the other; False after a Ctrl-C."""
-    observation = observer.observation
-    deadline = time.monotonic() + options.limit_seconds
-    steps_at_success: int | None = None
-    asked, looked = False, time.monotonic()
-    while not interrupts.happened:
-        passed, looked = time.monotonic() - looked, time.monotonic()
-        ended = not supervisor.running()
-        observer.poll()
-        if ended:
-            observation.trainer_exit_code = supervisor.exit_code()
-            if options.scenario.expects_recovery and not _succeeded(observer):
-                observation.problem = (
-                    f"the supervisor ended with code {supervisor.exit_code()} before the run had recovered; "
-                    f"its output: {supervisor.log}"
-                )
-            return True
-        broken = stack.dead()
-        if broken:
-            observation.problem = broken
-            return True
-        if _succeeded(observer):
-            steps_at_success = observation.last_step if steps_at_success is None else steps_at_success
-            if observation.last_step >= steps_at_success + HEALTHY_STEPS_SHOWN:
-                return True
-        recovery = observer.recovery()
-        if recovery is not None and recovery["stage"] in ("failed", "refused", "aborted"):
-            return True
-        if _found_or_not(options.scenario, observation):
-            return True
-        if recovery is not None and recovery["stage"] == "awaiting_approval":
-            deadline += passed
-            if not asked:
-                observer.say(f"waiting for your approval: {stack.exporter_url}/console/recovery?id={recovery['id']}")
-                asked = True
-        if time.monotonic() > deadline:
-            observation.problem = f"not over after {options.limit_seconds:.0f} s; logs are in {options.out / 'logs'}"
-            return True
-        time.sleep(POLL_SECONDS)
-    return False
-
-
 def _hold(observer: Observer, stack: Stack, interrupts: Interrupts) -> None:
     """Go on showing what happens, until Ctrl-C or until a program ends by itself."""
     while not interrupts.happened and not stack.dead():
         observer.poll()
         time.sleep(POLL_SECONDS)
-
-
-def _found_or_not(scenario: Scenario, observation: Observation) -> bool:
-    """Whether a run that nothing brings back has shown what it has to show."""
-    fault = observation.fault
-    if scenario.recovers or fault is None:
-        return False
-    found = finding(scenario, observation)
-    last = fault["step"] + STEPS_TO_BE_FOUND if found is None else found["first_step"] + HEALTHY_STEPS_SHOWN
-    return bool(observation.last_step >= last)
-
-
-def _succeeded(observer: Observer) -> bool:
-    recovery = observer.recovery()
-    return recovery is not None and recovery["stage"] == "succeeded"
 
 
 def prepare(out: Path) -> None:

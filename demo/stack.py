@@ -20,6 +20,7 @@ import yaml
 from compose import configuration
 from compose.configuration import RULES, Addresses
 from demo.client import answers, watches
+from demo.policy import policy, write_policy
 from demo.processes import Child, StartError, free_port
 
 SCRAPE_SECONDS = 1
@@ -42,12 +43,23 @@ class Stack:
         out: folder for configuration, data and logs.
         observe: only watch. No alerts, no recovery, and the journal keeps every entry.
         mode: whether a recovery waits for a person; not looked at where it only watches.
+        repository: a git repository with the configuration that the config rung goes back to, if there is one.
+        recovery: what the recovery policy has otherwise than :func:`demo.policy.policy` says.
     """
 
-    def __init__(self, out: Path, *, observe: bool = False, mode: Literal["auto", "approve"] = "auto") -> None:
+    def __init__(
+        self,
+        out: Path,
+        *,
+        observe: bool = False,
+        mode: Literal["auto", "approve"] = "auto",
+        repository: Path | None = None,
+        recovery: Mapping[str, Any] | None = None,
+    ) -> None:
         self.out = out
         self._observe = observe
-        self._mode = mode
+        self._mode: Literal["observe", "auto", "approve"] = "observe" if observe else mode
+        self._repository, self._recovery = repository, dict(recovery or {})
         self.tokens = {scope: out / "tokens" / scope for scope in SCOPES}
         ports = _free_ports(3)
         self.exporter_url = f"http://127.0.0.1:{ports[0]}"
@@ -125,12 +137,7 @@ class Stack:
             "tokens": {scope: [{"file": str(path)}] for scope, path in self.tokens.items()},
             "detectors": {name: dict(options) for name, options in DETECTORS.items()},
             "links": {"console": self.exporter_url},
-            "recovery": {
-                "mode": "observe" if self._observe else self._mode,
-                "trigger": "direct" if self.fast_path else "alertmanager",
-                "cooldown_seconds": 30,
-                "success_steps": 5,
-            },
+            "recovery": {"policy_file": str(self._policy())},
         }
         if self._observe:
             config["retention"] = {"snapshot_seconds": KEEP_ALL_SECONDS}
@@ -141,6 +148,10 @@ class Stack:
             [sys.executable, "-m", "exporter", "--config", str(path)],
             self.out / "logs" / "exporter.log",
         )
+
+    def _policy(self) -> Path:
+        content = policy(mode=self._mode, direct=self.fast_path, repository=self._repository, **self._recovery)
+        return write_policy(self.out, content)
 
     @property
     def _addresses(self) -> Addresses:

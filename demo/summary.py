@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from demo.observation import Observation
+from demo.promises import broken_promise, refused_checkpoints, steps_lost
 from demo.scenarios import Scenario
-
-
-@dataclass
-class Observation:
-    """Everything that the verdict needs, as plain data. Times are Unix seconds."""
-
-    started: float
-    verl_version: str = ""
-    fault: Mapping[str, Any] | None = None
-    """What the injected fault wrote of itself: ``time``, ``step``."""
-    incidents: Sequence[Mapping[str, Any]] = ()
-    """As ``GET /api/v1/incidents`` gives them."""
-    recoveries: Sequence[Mapping[str, Any]] = ()
-    """As ``GET /api/v1/recoveries`` gives them."""
-    alert_active: float | None = None
-    """When Prometheus first held an alert with ``action="rollback"`` of this run for firing; None in the fast path."""
-    first_steps: Mapping[int, tuple[int, float]] = field(default_factory=dict)
-    """Attempt -> (number, time) of the first step that it logged."""
-    last_step: int = 0
-    trainer_exit_code: int | None = None
-    """Exit code of the supervisor where the training ended by itself."""
-    interrupted: bool = False
-    problem: str = ""
-    """A sentence where the demo could not go on."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +50,11 @@ def finding(scenario: Scenario, observation: Observation) -> Mapping[str, Any] |
 
 
 def is_false(page: Mapping[str, Any], observation: Observation) -> bool:
-    """A page is false before the fault, in an attempt after the broken one, or where there was no fault at all."""
+    """A page is false before the fault, in an attempt that no recovery was needed from, or where there was no fault."""
     if observation.fault is None:
         return True
-    return bool(page["paged_at"] < observation.fault["time"] or page["attempt"] > 1)
+    broken = max((recovery["attempt"] for recovery in observation.recoveries), default=page["attempt"])
+    return bool(page["paged_at"] < observation.fault["time"] or page["attempt"] > broken)
 
 
 def conclude(scenario: Scenario, observation: Observation) -> Result:
@@ -84,23 +63,8 @@ def conclude(scenario: Scenario, observation: Observation) -> Result:
     true_pages = [page for page in pages(observation) if not is_false(page, observation)]
     first = min(true_pages, key=lambda page: page["paged_at"], default=None)
     told = first if scenario.recovers else finding(scenario, observation)
-    recovery = next(iter(observation.recoveries), None)
-    times: Mapping[str, Any] = recovery["times"] if recovery else {}
+    recovery = observation.recoveries[-1] if observation.recoveries else None
     outcome = _outcome(scenario, observation, told, recovery, false_pages)
-    ok = outcome in ("recovered", "found", "healthy")
-
-    def between(begin: float | None, end: float | None) -> float | None:
-        return None if begin is None or end is None else round(end - begin, 3)
-
-    alert_received = times.get("alert_received")
-    resumed_step, resumed_at = (
-        observation.first_steps.get(recovery.get("new_attempt") or 0, (None, None))
-        if recovery
-        else (
-            None,
-            None,
-        )
-    )
     named = true_pages if scenario.recovers or told is None else [*true_pages, told]
     summary = {
         "scenario": scenario.name,
@@ -108,19 +72,87 @@ def conclude(scenario: Scenario, observation: Observation) -> Result:
         "fault_step": observation.fault["step"] if observation.fault else None,
         "detected_step": told["paged_step" if scenario.recovers else "first_step"] if told else None,
         "detected_by": sorted({f"{i['detector']}/{i['signal']}" for i in named}),
-        "alert_seconds": between(first["paged_at"] if first else None, alert_received),
-        "action": recovery["action"] if recovery else None,
-        "target_step": recovery["target_step"] if recovery else None,
-        "resumed_step": resumed_step,
-        "recovery_seconds": between(alert_received, times.get("first_healthy_step")),
-        "trainer_start_seconds": between(times.get("started"), resumed_at),
+        "alert_seconds": between(
+            first["paged_at"] if first else None, _times(observation.recoveries[:1], "alert_received")
+        ),
+        **_of_recovery(recovery, observation),
+        "rungs": [_rung(one, observation) for one in observation.recoveries],
         "outcome": outcome,
         "false_pages": len(false_pages),
         "steps": observation.last_step,
     }
-    return Result(
-        ok=ok, outcome=outcome, timeline=tuple(_timeline(scenario, observation, told, recovery)), summary=summary
-    )
+    ok = outcome in ("recovered", "found", "healthy")
+    return Result(ok=ok, outcome=outcome, timeline=tuple(_timeline(scenario, observation, told)), summary=summary)
+
+
+def between(begin: float | None, end: float | None) -> float | None:
+    """Seconds, rounded; None where one of the two never came."""
+    return None if begin is None or end is None else round(end - begin, 3)
+
+
+def _times(recoveries: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The time of the first recovery that has one."""
+    return next((one["times"][name] for one in recoveries if one["times"].get(name) is not None), None)
+
+
+def _of_recovery(recovery: Mapping[str, Any] | None, observation: Observation) -> dict[str, Any]:
+    """The figures of the recovery that held, or of the last one that was tried."""
+    if recovery is None:
+        names = ("action", "target_step", "resumed_step", "steps_lost", "recovery_seconds", "trainer_start_seconds")
+        return dict.fromkeys(names)
+    times = recovery["times"]
+    resumed_step, resumed_at = observation.first_steps.get(recovery["new_attempt"] or 0, (None, None))
+    # One that climbs answers no alert of its own: it begins when the one before did not hold.
+    begun = times.get("planned") if recovery["climbed_from"] else times.get("alert_received")
+    return {
+        "action": recovery["action"],
+        "target_step": recovery["target_step"],
+        "resumed_step": resumed_step,
+        "steps_lost": steps_lost(observation, recovery),
+        "recovery_seconds": between(begun, times.get("first_healthy_step")),
+        "trainer_start_seconds": between(times.get("started"), resumed_at),
+    }
+
+
+def _rung(recovery: Mapping[str, Any], observation: Observation) -> dict[str, Any]:
+    """One rung that was tried: what it changed, what proves that, what was passed over, and how it ended."""
+    newest = observation.recoveries[-1]
+    return {
+        "rung": recovery["rung"],
+        "action": recovery["action"],
+        "attempt": recovery["new_attempt"],
+        "verl_version": observation.versions.get(recovery["new_attempt"] or 0),
+        "target_step": recovery["target_step"],
+        "changes": {one["name"]: [one["old"], one["new"]] for one in changed(recovery)},
+        "proofs": [
+            {name: proof[name] for name in ("name", "wanted", "restored", "found", "ok")}
+            for proof in recovery["proofs"]
+        ],
+        "learning_rate": observation.rates.get(recovery["new_attempt"] or 0),
+        "passed_over": {one["rung"]: one["reason"] for one in recovery["considered"] if not one["taken"]},
+        "refused_checkpoints": refused_checkpoints(recovery),
+        "held": recovery is newest and recovery["stage"] == "succeeded",
+        "outcome": recovery["outcome"],
+    }
+
+
+_OF_EVERY_ROLLBACK = ("attempt", "first_step", "trainer.resume_mode", "trainer.resume_from_path")
+
+
+def changed(recovery: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What is different in the next attempt, beside that it is the next and where it begins."""
+    return [one for one in recovery["changes"] if one["name"] not in _OF_EVERY_ROLLBACK]
+
+
+def spelled(change: Mapping[str, Any]) -> str:
+    """One change as a person reads it.
+
+    >>> spelled({"name": "a.optim.lr", "kind": "setting", "old": 0.01, "new": 0.0001, "known": True})
+    'a.optim.lr: 0.01 -> 0.0001'
+    """
+    old = change["old"] if change["known"] else "?"
+    new = "(removed)" if change["kind"] == "removed" else change["new"]
+    return f"{change['name']}: {old} -> {new}"
 
 
 def _outcome(
@@ -134,7 +166,7 @@ def _outcome(
         return "interrupted"
     if observation.problem:
         return observation.problem
-    if scenario.fault_step is None:
+    if not scenario.goes_wrong:
         if recovery is not None:
             return f"a recovery was planned in a run without a fault: {recovery['reason']}"
         if false_pages:
@@ -160,27 +192,22 @@ def _outcome(
         return "no recovery was planned"
     if recovery["stage"] != "succeeded":
         return f"the recovery did not succeed ({recovery['stage']}): {recovery['outcome'] or recovery['reason']}"
-    if false_pages:
-        return f"{len(false_pages)} false page(s), the first: {false_pages[0]['summary']}"
-    return "recovered"
+    if broken := broken_promise(scenario, observation):
+        return broken
+    return f"{len(false_pages)} false page(s), the first: {false_pages[0]['summary']}" if false_pages else "recovered"
 
 
-def _timeline(
-    scenario: Scenario,
-    observation: Observation,
-    first: Mapping[str, Any] | None,
-    recovery: Mapping[str, Any] | None,
-) -> list[Moment]:
+def _timeline(scenario: Scenario, observation: Observation, first: Mapping[str, Any] | None) -> list[Moment]:
     fault = observation.fault
     origin = fault["time"] if fault else observation.started
 
     def moment(name: str, at: float | None, note: str = "") -> Moment:
         return Moment(name, None if at is None else at - origin, note)
 
-    if scenario.fault_step is None:
+    if not scenario.goes_wrong:
         return [moment("training", observation.started, f"{observation.last_step} steps")]
     moments = [
-        moment("fault", fault["time"], f"step {fault['step']}") if fault else moment("fault", None),
+        moment(_BEGINS.get(scenario.name, "fault"), fault["time"] if fault else None, _step(fault)),
         moment("first verdict", first["paged_at"] or first["opened_at"], first["summary"])
         if first
         else moment("first verdict", None),
@@ -188,19 +215,60 @@ def _timeline(
     ]
     if not scenario.recovers:
         return moments
-    if recovery is None:
+    if not observation.recoveries:
         return [*moments, *(moment(name, None) for name in ("webhook received", "plan", "stop", "restart"))]
-    times = recovery["times"]
-    target, resumed = recovery["target_step"], observation.first_steps.get(recovery["new_attempt"] or 0)
-    return [
-        *moments,
-        moment("webhook received", times["alert_received"]),
-        moment("plan", times["planned"], recovery["reason"]),
-        moment("stop", times["stopping"], _stop_note(times)),
-        moment("restart", times["started"], "" if target is None else f"from the checkpoint of step {target}"),
-        moment("first healthy step", times["first_healthy_step"], f"step {resumed[0]}" if resumed else ""),
-        moment("recovered", times["succeeded"], f"{recovery['healthy_steps']} healthy steps"),
+    moments.append(moment("webhook received", _times(observation.recoveries, "alert_received")))
+    several = len(observation.recoveries) > 1
+    for number, recovery in enumerate(observation.recoveries):
+        label = f"{recovery['rung']}: " if several else ""
+        last = number + 1 == len(observation.recoveries)
+        moments += [
+            moment(label + name, at, note) for name, at, note in _recovery_moments(recovery, observation, last=last)
+        ]
+    return moments
+
+
+_BEGINS = {"bad_config": "bad configuration", "bad_version": "newer version"}
+
+
+def _step(fault: Mapping[str, Any] | None) -> str:
+    if fault is None:
+        return ""
+    return f"step {fault['step']}" + (f"; damaged: {fault['damaged']}" if fault.get("damaged") else "")
+
+
+def _recovery_moments(
+    recovery: Mapping[str, Any], observation: Observation, *, last: bool
+) -> list[tuple[str, float | None, str]]:
+    times, target = recovery["times"], recovery["target_step"]
+    resumed = observation.first_steps.get(recovery["new_attempt"] or 0)
+    found = [("plan", times["planned"], recovery["reason"])]
+    found += [
+        ("passed over", times["planned"], _passed_over(one)) for one in recovery["considered"] if not one["taken"]
     ]
+    found += [("change", times["planned"], spelled(change)) for change in changed(recovery)]
+    found.append(("stop", times["stopping"], _stop_note(times)))
+    found += [("refused", times["started"], line) for line in refused_checkpoints(recovery)]
+    found.append(("restart", times["started"], "" if target is None else f"from the checkpoint of step {target}"))
+    found += [("proof", proof["at"], _proof(proof)) for proof in recovery["proofs"]]
+    found.append(("first healthy step", times["first_healthy_step"], f"step {resumed[0]}" if resumed else ""))
+    if recovery["stage"] == "succeeded":
+        note = f"{recovery['healthy_steps']} healthy steps" + ("" if last else ", and then the failure came back")
+        return [*found, ("recovered" if last else "held for now", times["succeeded"], note)]
+    return [
+        *found,
+        ("recovered" if last else "did not hold", times["succeeded" if last else "finished"], recovery["outcome"]),
+    ]
+
+
+def _passed_over(considered: Mapping[str, Any]) -> str:
+    return f"{considered['rung']}: {considered['reason']}"
+
+
+def _proof(proof: Mapping[str, Any]) -> str:
+    values = f"wanted {proof['wanted']}, the checkpoint brought {proof['restored']}, in effect {proof['found']}"
+    said = f"{proof['name']}: {values}"
+    return said if proof["ok"] else f"{said}: {proof['reason']}"
 
 
 def _stop_note(times: Mapping[str, Any]) -> str:

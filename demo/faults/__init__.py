@@ -3,7 +3,9 @@
 A verl plugin, loaded in every process of a run through `VERL_USE_EXTERNAL_MODULES=demo.faults`. It does nothing unless
 
 - `VERL_SENTINEL_DEMO_FAULT` names a fault (see `demo.faults.plan.Fault`) and `VERL_SENTINEL_DEMO_FAULT_STEP` its step,
-- and this is the first attempt of the run (`VERL_SENTINEL_ATTEMPT` is 1): a restart heals it, as it heals a bad node.
+- and this is the first attempt of the run (`VERL_SENTINEL_ATTEMPT` is 1): a restart heals it, as it heals a bad node;
+
+or `VERL_SENTINEL_DEMO_FAULTS` names several, of which each attempt gets one.
 
 Only the V1 trainer is covered: the faults find the step there.
 """

@@ -25,6 +25,11 @@ SLOWER_SECONDS = 0.05
 LONG_ANSWER = 12.0
 """Characters for which a reward function that pays for short answers pays nothing."""
 
+LEAK_BYTES = 40 * 1024 * 1024
+"""Kept of each step."""
+MOST_LEAKED = 2 * 1024 * 1024 * 1024
+"""The leak ends there, for the sake of the machine, should nobody have ended it."""
+
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 _SERVER = "trainer_entry.cpu.rollout"
 _REWARD = "verl.experimental.reward_loop.reward_manager.naive"
@@ -43,6 +48,8 @@ def arm(plan: Plan) -> None:
         Fault.SLOW_REWARD: (_REWARD, functools.partial(_change_the_reward, slower)),
         Fault.BLIND_REWARD: (_REWARD, functools.partial(_change_the_reward, blind)),
         Fault.SHORT_ANSWERS: (_REWARD, functools.partial(_change_the_reward, paid_for_brevity)),
+        Fault.CORRUPT_CHECKPOINT: (_ENGINE, _spoil_a_weight),
+        Fault.MEMORY_LEAK: (_TRAINER, _keep_memory),
     }
     module, cause = causes[plan.fault]
     when_imported(module, functools.partial(cause, plan))
@@ -89,7 +96,8 @@ def _spoil_a_weight(plan: Plan, engine: ModuleType) -> None:
         nonlocal done
         if not done and not forward_only and plan.due():
             done = True
-            plan.record()
+            damaged = _damage_the_newest(plan) if plan.fault is Fault.CORRUPT_CHECKPOINT else {}
+            plan.record(**damaged)
             _set_nan(self.module)
         return original(self, data, loss_function, forward_only)
 
@@ -104,6 +112,47 @@ def _set_nan(module: Any) -> None:
     local = weight.to_local() if hasattr(weight, "to_local") else weight
     with torch.no_grad():
         local.view(-1)[0] = math.nan
+
+
+def _damage_the_newest(plan: Plan, seconds: float = 30.0) -> dict[str, str]:
+    """Flips bytes in the middle of a shard of the newest checkpoint, once its manifest is written: as a bad disk does.
+
+    Returns what `fault.json` says of it. Sizes and names stay, so that only its content tells.
+    """
+    from trainer_entry.checkpoints import MANIFEST_NAME
+
+    if plan.checkpoints is None:
+        return {}
+    steps = (int(path.name.removeprefix("global_step_")) for path in plan.checkpoints.glob("global_step_*"))
+    newest = plan.checkpoints / f"global_step_{max(steps)}"
+    deadline = time.monotonic() + seconds
+    while not (newest / MANIFEST_NAME).is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    shard = max(newest.glob("actor/model_*.pt"), key=lambda path: path.stat().st_size)
+    with shard.open("r+b") as file:
+        file.seek(shard.stat().st_size // 2)
+        some = file.read(64)
+        file.seek(-len(some), os.SEEK_CUR)
+        file.write(bytes(byte ^ 0xFF for byte in some))
+        file.flush()
+        os.fsync(file.fileno())
+    return {"damaged": str(shard.relative_to(plan.checkpoints))}
+
+
+def _keep_memory(plan: Plan, trainer: ModuleType) -> None:
+    """As a cache does that is never emptied."""
+    original = trainer.PPOTrainer.on_step_begin
+    kept: list[bytearray] = []
+
+    @functools.wraps(original)
+    def on_step_begin(self: Any) -> Any:
+        found = original(self)
+        if plan.due() and sum(map(len, kept)) + LEAK_BYTES <= MOST_LEAKED:
+            plan.record()
+            kept.append(bytearray(b"x") * LEAK_BYTES)  # written to, so that the pages are really taken
+        return found
+
+    trainer.PPOTrainer.on_step_begin = on_step_begin
 
 
 def _kill_the_worker(plan: Plan, engine: ModuleType) -> None:

@@ -2,6 +2,9 @@
 
 The task runner knows the training step, the workers and the rollout server do not. So it writes the step it begins
 into a small file in the run's state directory, which is on the one machine that the demo runs on.
+
+One fault in the first attempt, for the demo; or, for :mod:`bench.recovery`, one in every attempt, in turn, after as many
+steps of it.
 """
 
 import contextlib
@@ -16,8 +19,13 @@ from pathlib import Path
 
 FAULT = "VERL_SENTINEL_DEMO_FAULT"
 STEP = "VERL_SENTINEL_DEMO_FAULT_STEP"
+EACH = "VERL_SENTINEL_DEMO_FAULTS"
+"""Names, with commas: the first is for attempt 1, and after the last one the first comes again."""
+AFTER = "VERL_SENTINEL_DEMO_FAULT_AFTER"
+"""With EACH: steps that each attempt makes before its fault."""
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIRECTORY = "VERL_SENTINEL_STATE_DIR"
+CHECKPOINTS = "VERL_SENTINEL_DEMO_CHECKPOINTS"
 
 
 class Fault(str, enum.Enum):
@@ -39,6 +47,10 @@ class Fault(str, enum.Enum):
     """The reward function gives 0 to every answer."""
     SHORT_ANSWERS = "short_answers"
     """The reward function pays for short answers, whatever is in them."""
+    CORRUPT_CHECKPOINT = "corrupt_checkpoint"
+    """As ``nan``, and the newest checkpoint is damaged on disk."""
+    MEMORY_LEAK = "memory_leak"
+    """The trainer's process keeps some memory of each step."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,11 @@ class Plan:
     fault: Fault
     step: int
     state_directory: Path
+    checkpoints: Path | None = None
+    """Where the run saves."""
+    attempt: int = 1
+    relative: bool = False
+    """`step` counts the steps of the attempt, not those of the run."""
     clock: Callable[[], float] = time.time
 
     @property
@@ -56,27 +73,47 @@ class Plan:
 
     def begin_step(self, step: int) -> None:
         """Called by the task runner at the start of each training step."""
-        _write_atomically(self._step_file, str(step))
+        known = self._read()
+        first = step if known is None else known[1]
+        _write_atomically(self._step_file, f"{step} {first} {self.attempt}")
 
     def current_step(self) -> int:
-        """The training step in progress; 0 before the first one."""
-        try:
-            return int(self._step_file.read_text())
-        except (FileNotFoundError, ValueError):
-            return 0
+        """The training step in progress; 0 before the first one of this attempt."""
+        known = self._read()
+        return 0 if known is None else known[0]
 
     def due(self) -> bool:
         """Whether the fault's step has come."""
-        return self.current_step() >= self.step
+        return self.steps_since() >= 1
 
     def steps_since(self) -> int:
         """How many steps the fault has lasted: 1 in its first; 0 or less before."""
-        return self.current_step() - self.step + 1
+        known = self._read()
+        if known is None:
+            return 0
+        step, first = known
+        return step - (first + self.step if self.relative else self.step) + 1
 
-    def record(self) -> None:
-        """Writes once, into `fault.json`, when the fault first acted: {"time": seconds, "step": n, "fault": name}."""
-        line = json.dumps({"time": self.clock(), "step": self.current_step(), "fault": self.fault.value})
-        with contextlib.suppress(FileExistsError), (self.state_directory / "fault.json").open("x") as file:
+    def _read(self) -> tuple[int, int] | None:
+        """(step in progress, first step) of this attempt; None before it has begun one."""
+        try:
+            step, first, attempt = (int(word) for word in self._step_file.read_text().split())
+        except (FileNotFoundError, ValueError):
+            return None
+        return (step, first) if attempt == self.attempt else None
+
+    @property
+    def _record_file(self) -> Path:
+        return self.state_directory / (f"fault-{self.attempt}.json" if self.relative else "fault.json")
+
+    def record(self, **more: str) -> None:
+        """Writes once, into `fault.json`, when the fault first acted: {"time": seconds, "step": n, "fault": name}.
+
+        Where each attempt has one, into `fault-N.json`.
+        """
+        told = {"time": self.clock(), "step": self.current_step(), "fault": self.fault.value, **more}
+        line = json.dumps(told)
+        with contextlib.suppress(FileExistsError), self._record_file.open("x") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())  # the crash fault kills this process next
@@ -87,21 +124,34 @@ def plan_from(environment: Mapping[str, str]) -> Plan | None:
 
     Raises ValueError with a sentence for a fault, a step or a state directory that cannot be used.
     """
-    name = environment.get(FAULT, "")
-    if not name or environment.get(ATTEMPT, "1") != "1":
+    attempt = environment.get(ATTEMPT, "1")
+    each = [name for name in environment.get(EACH, "").split(",") if name]
+    name, variable = environment.get(FAULT, ""), STEP
+    if each and attempt.isdecimal():
+        name, variable = each[(int(attempt) - 1) % len(each)], AFTER
+    elif not name or attempt != "1":
         return None
     try:
         fault = Fault(name)
     except ValueError:
         known = ", ".join(f.value for f in Fault)
-        raise ValueError(f"{FAULT} is {name!r}, which is no fault of the demo; it knows {known}.") from None
-    step = environment.get(STEP, "")
+        where = EACH if each else FAULT
+        raise ValueError(f"{where} is {name!r}, which is no fault of the demo; it knows {known}.") from None
+    step = environment.get(variable, "")
     if not step.isdecimal() or int(step) < 1:
-        raise ValueError(f"{STEP} is {step!r}; it must be the training step, 1 or later, at which {name} begins.")
+        raise ValueError(f"{variable} is {step!r}; it must be the training step, 1 or later, at which {name} begins.")
     directory = environment.get(STATE_DIRECTORY, "")
     if not directory or not Path(directory).is_dir():
         raise ValueError(f"{STATE_DIRECTORY} is {directory!r}; a fault needs it to name the run's state directory.")
-    return Plan(fault, int(step), Path(directory))
+    checkpoints = environment.get(CHECKPOINTS, "")
+    return Plan(
+        fault,
+        int(step),
+        Path(directory),
+        Path(checkpoints) if checkpoints else None,
+        attempt=int(attempt),
+        relative=bool(each),
+    )
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from demo.scenarios import SCENARIOS
-from demo.summary import Observation, conclude
+from demo.observation import Observation
+from demo.scenarios import RATE, SCENARIOS
+from demo.summary import conclude
 
 FAULT = {"time": 1000.0, "step": 26, "fault": "nan"}
 
@@ -36,10 +37,22 @@ def recovery(**changes: Any) -> dict[str, Any]:
         "succeeded": 1050.0,
     }
     return {
+        "id": "r1",
         "action": "rollback",
+        "rung": "checkpoint",
+        "attempt": 1,
+        "climbed_from": "",
         "stage": "succeeded",
         "target_step": 25,
         "new_attempt": 2,
+        "planned_at_step": 27,
+        "changes": [
+            {"name": "attempt", "kind": "run", "old": 1, "new": 2, "known": True},
+            {"name": "trainer.resume_mode", "kind": "setting", "old": "auto", "new": "resume_path", "known": True},
+        ],
+        "considered": [{"rung": "checkpoint", "taken": True, "reason": "back to the checkpoint of step 25"}],
+        "proofs": [],
+        "output": [],
         "healthy_steps": 5,
         "reason": "loss is NaN",
         "outcome": "",
@@ -57,6 +70,7 @@ def observed(**changes: Any) -> Observation:
         "recoveries": [recovery()],
         "alert_active": 1003.0,
         "first_steps": {1: (1, 940.0), 2: (26, 1044.0)},
+        "last_steps": {1: 27, 2: 35},
         "last_step": 35,
         **changes,
     }
@@ -77,8 +91,25 @@ def test_a_recovered_run_gives_the_figures_of_the_summary() -> None:
         "action": "rollback",
         "target_step": 25,
         "resumed_step": 26,
+        "steps_lost": 2,
         "recovery_seconds": 40.0,
         "trainer_start_seconds": 35.0,
+        "rungs": [
+            {
+                "rung": "checkpoint",
+                "action": "rollback",
+                "attempt": 2,
+                "verl_version": None,
+                "target_step": 25,
+                "changes": {},
+                "proofs": [],
+                "learning_rate": None,
+                "passed_over": {},
+                "refused_checkpoints": [],
+                "held": True,
+                "outcome": "",
+            }
+        ],
         "outcome": "recovered",
         "false_pages": 0,
         "steps": 35,
@@ -199,4 +230,169 @@ def test_a_fault_that_was_not_found_or_paged_for_before_it_came_is_no_success(
     result = conclude(SCENARIOS["slow_reward"], observed(**{**ONLY_FOUND, **changes}))
 
     assert not result.ok
+    assert words in result.outcome
+
+
+LR = {"name": RATE, "kind": "setting", "old": 0.01, "new": 0.0001, "known": True}
+PROOF = {"name": RATE, "wanted": 1e-4, "restored": 2.5e-3, "found": 1e-4, "ok": True, "reason": "", "at": 1120.0}
+
+
+def second(**changes: Any) -> dict[str, Any]:
+    """A recovery that climbs, from the attempt that the first one has started."""
+    fields: dict[str, Any] = {
+        "id": "r2",
+        "rung": "config",
+        "attempt": 2,
+        "new_attempt": 3,
+        "target_step": 10,
+        "climbed_from": "r1",
+        "considered": [
+            {"rung": "checkpoint", "taken": False, "reason": "recovery r1 had succeeded, and the same failure is back"},
+            {"rung": "config", "taken": True, "reason": "as on the branch prod-stable"},
+        ],
+        "changes": [LR],
+        "proofs": [PROOF],
+    }
+    moved = {name: None if at is None else at + 100.0 for name, at in recovery()["times"].items()}
+    return recovery(**{**fields, "times": moved, **changes})
+
+
+def climbed(*recoveries: dict[str, Any], **changes: Any) -> Observation:
+    fields: dict[str, Any] = {
+        "incidents": [page(detector="surge", signal="ppo_kl"), page(detector="kl", signal="ppo_kl", attempt=2)],
+        "fault": {"time": 940.0, "step": 1, "fault": "bad_config"},
+        "recoveries": list(recoveries),
+        "first_steps": {1: (1, 940.0), 2: (11, 1044.0), 3: (11, 1144.0)},
+        "last_steps": {1: 30, 2: 29, 3: 36},
+        "rates": {1: 0.0075, 2: 0.007, 3: 1e-4},
+        **changes,
+    }
+    return observed(**fields)
+
+
+def test_a_climb_tells_every_rung_with_its_change_its_proof_and_what_was_passed_over() -> None:
+    result = conclude(SCENARIOS["bad_config"], climbed(recovery(), second()))
+
+    assert result.outcome == "recovered"
+    checkpoint, config = result.summary["rungs"]
+    assert (checkpoint["rung"], checkpoint["held"]) == ("checkpoint", False)
+    assert (config["rung"], config["held"]) == ("config", True)
+    assert config["changes"] == {RATE: [0.01, 0.0001]}
+    assert config["proofs"] == [{"name": RATE, "wanted": 1e-4, "restored": 2.5e-3, "found": 1e-4, "ok": True}]
+    assert config["passed_over"] == {"checkpoint": "recovery r1 had succeeded, and the same failure is back"}
+    names = [moment.name for moment in result.timeline]
+    assert names[:4] == ["bad configuration", "first verdict", "alert firing", "webhook received"]
+    assert names.index("checkpoint: held for now") < names.index("config: plan") < names.index("config: recovered")
+    told = {moment.name: moment.note for moment in result.timeline}
+    assert told["config: change"] == f"{RATE}: 0.01 -> 0.0001"
+    assert told["config: proof"] == f"{RATE}: wanted 0.0001, the checkpoint brought 0.0025, in effect 0.0001"
+    # It begins when the rung before did not hold: at 1104.1, to 1144.0.
+    assert result.summary["recovery_seconds"] == 39.9
+
+
+def test_pages_of_attempts_that_were_recovered_from_are_true_and_later_ones_are_not() -> None:
+    incidents = [page(detector="surge"), page(detector="surge", attempt=2), page(detector="surge", attempt=3)]
+    result = conclude(SCENARIOS["bad_config"], climbed(recovery(), second(), incidents=incidents))
+
+    assert result.summary["false_pages"] == 1
+    assert not result.ok
+
+
+@pytest.mark.parametrize(
+    ("recoveries", "rates", "words"),
+    [
+        ([recovery()], {2: 0.007}, "the rungs taken were checkpoint; promised were checkpoint, config"),
+        ([recovery(), second(changes=[])], {3: 1e-4}, f"the configuration's {RATE} was not changed"),
+        ([recovery(), second(proofs=[])], {3: 1e-4}, "was not proved to be in effect: there is no word of it"),
+        (
+            [recovery(), second(proofs=[PROOF, {**PROOF, "ok": False, "reason": "no optimizer"}])],
+            {3: 1e-4},
+            "was not proved to be in effect: no optimizer",
+        ),
+        ([recovery(), second()], {3: 0.0025}, "the trainer logs a rate of 0.0025, and 0.0001 was set"),
+        ([recovery(), second(action="restart")], {3: 1e-4}, "a restart was done; promised was a rollback"),
+    ],
+)
+def test_a_configuration_that_was_not_changed_with_effect_is_no_success(
+    recoveries: list[dict[str, Any]], rates: dict[int, float], words: str
+) -> None:
+    result = conclude(SCENARIOS["bad_config"], climbed(*recoveries, rates=rates))
+
+    assert words in result.outcome
+    assert not result.ok
+
+
+def versioned(**changes: Any) -> Observation:
+    version = {"name": "verl_version", "kind": "run", "old": "0.9.2", "new": "0.9.1", "known": True}
+    passed = {"rung": "config", "taken": False, "reason": "the configuration that ran healthy is the present one"}
+    last = second(rung="version", attempt=3, new_attempt=4, changes=[version], considered=[passed], proofs=[])
+    fields: dict[str, Any] = {
+        "fault": {"time": 990.0, "step": 21, "fault": "bad_version"},
+        "incidents": [page(detector="surge", attempt=2), page(detector="surge", attempt=3)],
+        "recoveries": [recovery(attempt=2, new_attempt=3), last],
+        "first_steps": {1: (1, 940.0), 2: (22, 991.0), 3: (16, 1044.0), 4: (16, 1144.0)},
+        "versions": {1: "0.9.1", 2: "0.9.2", 3: "0.9.2", 4: "0.9.1"},
+        **changes,
+    }
+    return observed(**fields)
+
+
+def test_a_version_is_back_when_the_run_says_so_itself() -> None:
+    result = conclude(SCENARIOS["bad_version"], versioned())
+
+    assert result.outcome == "recovered"
+    assert [rung["verl_version"] for rung in result.summary["rungs"]] == ["0.9.2", "0.9.1"]
+    assert result.summary["rungs"][1]["changes"] == {"verl_version": ["0.9.2", "0.9.1"]}
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({1: "0.9.1", 2: "0.9.2", 4: "0.9.2"}, "the run is on verl 0.9.2; the last that ran healthy is 0.9.1"),
+        ({1: "0.9.1", 2: "0.9.1", 4: "0.9.1"}, "the run was not moved to another version"),
+    ],
+)
+def test_a_version_that_is_not_back_is_no_success(versions: dict[int, str], words: str) -> None:
+    assert words in conclude(SCENARIOS["bad_version"], versioned(versions=versions)).outcome
+
+
+DAMAGED = {**FAULT, "fault": "corrupt_checkpoint", "damaged": "global_step_25/actor/model_world_size_1_rank_0.pt"}
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "words"),
+    [
+        (20, ["step 25 is refused: actor/model_world_size_1_rank_0.pt is not as it was saved."], "recovered"),
+        (20, [], "the damaged checkpoint of step 25 was not named"),
+        (25, ["step 25 is refused"], "the checkpoint of step 25 is damaged, and the run went back to 25"),
+    ],
+)
+def test_a_damaged_checkpoint_has_to_be_named_and_not_taken(target: int, output: list[str], words: str) -> None:
+    seen = observed(fault=DAMAGED, recoveries=[recovery(target_step=target, output=output)])
+    result = conclude(SCENARIOS["corrupt_checkpoint"], seen)
+
+    assert words in result.outcome
+    assert result.summary["rungs"][0]["refused_checkpoints"] == output
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "recovered"),
+        ({"most_memory": 6.5 * 1024**3}, "the run held 6.5 GiB before it was restarted, and it may hold 6"),
+        ({"last_steps": {1: 40, 2: 50}}, "4 steps were lost in the restart"),
+    ],
+)
+def test_a_restart_comes_before_the_limit_and_loses_no_step(changes: dict[str, Any], words: str) -> None:
+    fields: dict[str, Any] = {
+        "fault": {"time": 1000.0, "step": 16, "fault": "memory_leak"},
+        "incidents": [page(detector="memory", signal="run_memory")],
+        "recoveries": [recovery(action="restart", target_step=36)],
+        "first_steps": {1: (1, 940.0), 2: (37, 1044.0)},
+        "last_steps": {1: 36, 2: 50},
+        "most_memory": 4.0 * 1024**3,
+        **changes,
+    }
+    result = conclude(SCENARIOS["memory_leak"], observed(**fields))
+
     assert words in result.outcome
