@@ -12,6 +12,7 @@
 ``VERL_SENTINEL_MEMORY_LIMIT`` host memory that the run may hold on the trainer's node (bytes, or such as ``48GiB``),
                           where that is less than its cgroup or the machine has (:mod:`trainer_entry.plugin.memory`)
 ``VERL_SENTINEL_CHANGES`` what a rollback changed (JSON of ``exporter.protocol.Changes``); set by the supervisor
+``VERL_SENTINEL_CHECKPOINTS`` the policy file of the checkpoints' tiers; unset: no copies are made
 ``VERL_SENTINEL_GPU_SECONDS`` seconds between two GPU readings; default 5, read by :mod:`trainer_entry.gpu`
 ======================== ==========================================================================================
 """
@@ -36,10 +37,24 @@ ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIR = "VERL_SENTINEL_STATE_DIR"
 COHORT = "VERL_SENTINEL_COHORT"
 CHANGES = "VERL_SENTINEL_CHANGES"
+CHECKPOINTS = "VERL_SENTINEL_CHECKPOINTS"
 GPU_SECONDS = "VERL_SENTINEL_GPU_SECONDS"
 MEMORY_LIMIT = "VERL_SENTINEL_MEMORY_LIMIT"
 
-VARIABLES = (URL, TOKEN, TOKEN_FILE, CA_FILE, RUN_ID, ATTEMPT, STATE_DIR, COHORT, CHANGES, GPU_SECONDS, MEMORY_LIMIT)
+VARIABLES = (
+    URL,
+    TOKEN,
+    TOKEN_FILE,
+    CA_FILE,
+    RUN_ID,
+    ATTEMPT,
+    STATE_DIR,
+    COHORT,
+    CHANGES,
+    CHECKPOINTS,
+    GPU_SECONDS,
+    MEMORY_LIMIT,
+)
 """All of them, in the order of the table above: what an entry point hands on to Ray workers."""
 
 MAX_COHORT = 128
@@ -68,6 +83,7 @@ class Settings:
     attempt: int = 1
     state_dir: Path | None = None
     cohort: str = ""
+    changes: str = ""
     memory_limit: int | None = None
     """Bytes."""
 
@@ -130,6 +146,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
         attempt=int(attempt_text),
         state_dir=Path(state_dir) if state_dir else (default_state_dir(run_id) if run_id else None),
         cohort=cohort,
+        changes=environ.get(CHANGES, ""),
         memory_limit=_bytes(environ.get(MEMORY_LIMIT, "").strip()),
     )
 

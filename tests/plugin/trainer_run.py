@@ -69,7 +69,7 @@ class Arrived:
         return counts[-1]
 
 
-def start(module: str, overrides: list[str], receiver: Receiver, folder: Path) -> subprocess.Popen[bytes]:
+def start(module: str, overrides: list[str], receiver: Receiver, folder: Path, **more: str) -> subprocess.Popen[bytes]:
     """Start a watched trainer in its own session; its output goes to ``folder/output``."""
     variables = environment(
         {name: value for name, value in os.environ.items() if not name.startswith("VERL_SENTINEL_")}
@@ -78,6 +78,7 @@ def start(module: str, overrides: list[str], receiver: Receiver, folder: Path) -
         "VERL_SENTINEL_URL": receiver.url,
         "VERL_SENTINEL_STATE_DIR": str(folder / "state"),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        **more,
     }
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(

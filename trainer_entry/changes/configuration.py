@@ -19,9 +19,6 @@ RECORD_NAME = "config.json"
 """``attempts/<n>/config.json`` in the state directory, written by the plugin when the trainer has its configuration."""
 
 MAX_BYTES = 8 * 1024 * 1024
-CUT_LENGTH = 500
-"""A text of this length was cut when the configuration was made flat; it cannot be put back."""
-
 _HIDDEN = "(hidden)"
 _IDENTITY = (
     *NOT_BY_A_CHANGE,
@@ -88,7 +85,7 @@ def difference(now: Mapping[str, Scalar], wanted: Mapping[str, Scalar], *, whole
             continue
         if reason := _cannot(value):
             found.left_out[key] = reason
-        elif now.get(key) == _HIDDEN:
+        elif _HIDDEN in str(now.get(key)):
             found.left_out[key] = "it holds a secret"
         else:
             found.settings[key] = value
@@ -139,10 +136,10 @@ def _same(one: object, other: Scalar) -> bool:
 def _cannot(value: Scalar) -> str:
     if not isinstance(value, str):
         return ""
-    if value == _HIDDEN:
+    if _HIDDEN in value:
         return "it holds a secret"
-    if len(value) >= CUT_LENGTH or len(value) > MAX_TEXT:
-        return "it is a long text, of which only the beginning is known"
+    if len(value) > MAX_TEXT:
+        return f"it is a text of more than {MAX_TEXT} characters"
     if "${" in value or not value.isprintable():
         return "it refers to other settings, or holds a line break"
     return ""

@@ -16,6 +16,7 @@ from exporter.protocol import Scalar
 from trainer_entry.changes.configuration import MAX_BYTES, scalars
 from trainer_entry.changes.rules import ChangeError, parse_setting
 from trainer_entry.checkpoints import MANIFEST_NAME
+from trainer_entry.configuration import MAX_KEPT_TEXT, flatten
 
 GIT_SECONDS = 120.0
 
@@ -71,7 +72,7 @@ def parsed(text: str, name: str) -> dict[str, Scalar]:
             raise ChangeError(f"{name} is no configuration: it holds no keys with values.")
         from trainer_entry.configuration import flatten
 
-        return flatten({str(key): value for key, value in found.items()})
+        return flatten({str(key): value for key, value in found.items()}, MAX_KEPT_TEXT)
     settings: dict[str, Scalar] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#", 1)[0].strip().removesuffix("\\").strip()

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from exporter.protocol import HookMissing, HooksReported
-from trainer_entry.plugin.hooks import HOOKS, Hook
+from trainer_entry.plugin.hooks import HOOKS, Hook, hooks_for
 from trainer_entry.plugin.post_import import PostImport
 from trainer_entry.plugin.runtime import Runtime, now
 from trainer_entry.plugin.wrapping import Target, Version, problem
@@ -124,7 +124,8 @@ def activate(environ: Mapping[str, str]) -> Plugin | None:
         if settings is None:
             return None
         version = verl_version()
-        plugin = Plugin(Runtime(settings, version))
+        runtime = Runtime(settings, version)
+        plugin = Plugin(runtime, hooks_for(runtime.changes))
         if plugin.version < OLDEST:
             _say(f"verl {version or 'of unknown version'} is older than 0.7; this run is not watched")
             return None

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from exporter.protocol import Event, HistogramRequest, Number, Run, Scalar, json_number
+from trainer_entry.plugin import proofs
 from trainer_entry.plugin.memory import RunMemory
 from trainer_entry.push import PushClient
 from trainer_entry.settings import Settings
@@ -46,6 +47,8 @@ class Runtime:
         """The resolved configuration, flat and without secrets, once the trainer has opened its tracking."""
         self._logged: deque[tuple[int, Any]] = deque(maxlen=_LOGGED_PARTS)
         self.finished = False
+        self.exit_code: int | None = None
+        """How the run ended, once it has: what the end of fit, or of verl's tracking, said."""
         self.failures: dict[str, int] = {}
         """Exceptions of ours, by hook, that were kept away from training."""
         self.at_open: list[Callable[[], None]] = []
@@ -55,6 +58,11 @@ class Runtime:
         self.at_finish: list[Callable[[], None]] = []
         """Called at the end of the run, before the last flush."""
         self.memory = RunMemory()
+        self.changes = proofs.read_changes(settings.changes, self.report)
+        """What a rollback changed for this attempt."""
+        self.proofs = proofs.Proofs(
+            self.send, lambda: proofs.attempt_dir(self.settings.state_dir, self.settings.attempt)
+        )
         self._trainer_client: PushClient | None = None
         self._worker_client: PushClient | None = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -158,6 +166,7 @@ class Runtime:
         if client is None or self.finished:
             return
         self.finished = True
+        self.exit_code = getattr(event, "exit_code", None)
         for call in self.at_finish:
             self.guarded("run_end", call)
         client.flush(FINISH_SECONDS / 2)  # the last phases and counts, which come before the end

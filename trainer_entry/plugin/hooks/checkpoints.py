@@ -15,7 +15,9 @@ from typing import Any
 from trainer_entry.plugin.hooks.base import LEGACY, SFT, V1, Hook
 from trainer_entry.plugin.manifests import ManifestThread, Save
 from trainer_entry.plugin.runtime import Runtime
+from trainer_entry.plugin.tiers import TierThread
 from trainer_entry.plugin.wrapping import Target, wrap
+from trainer_entry.settings import CHECKPOINTS
 
 
 class Checkpoints(Hook):
@@ -34,6 +36,10 @@ class Checkpoints(Hook):
         super().__init__(runtime)
         self._thread = ManifestThread(runtime)
         runtime.at_finish.append(self._thread.finish)
+        if os.environ.get(CHECKPOINTS, "").strip():
+            tiers = TierThread(runtime)
+            self._thread.after.append(tiers.saved)
+            runtime.at_finish.append(tiers.finish)
 
     def install(self, module: ModuleType, target: Target) -> None:
         wrap(module, target.attribute, self.name, self._handler if SFT in target.trainers else self._trainer)
