@@ -18,6 +18,7 @@ from exporter.app.access import Access
 from exporter.app.lifecycle import Exporter
 from exporter.app.notify_route import NOTIFY_PATH, TEST_PATH, Notified
 from exporter.app.schemas import NUMBER, REQUESTS, bounded, shown
+from exporter.postmortem.writer import FILES
 from exporter.protocol import JSON, MSGPACK, PUSH_PATH, ErrorAnswer, PushAnswer
 from exporter.recovery.explaining import RunExplained
 from exporter.recovery.record import Recovery
@@ -171,6 +172,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/v1/recovery/policy"): Operation(
         "recovery", "Which policy holds for a run, and what would be done now", "operate", RunExplained, (*_READ, 404),
         ({"name": "run", "in": "query", "required": True, "schema": {"type": "string"}, "description": "Its id."},),
+    ),
+    ("GET", "/api/v1/recoveries/{recovery_id}/postmortem"): Operation(
+        "recovery", "The post-mortem of a recovery", "operate", ("text/markdown",), (*_READ, 404),
+        (_path("recovery_id", "Its id."),),
+        text="Markdown. Written when the recovery has ended; until then there is none (404). Pictures that it names "
+        "are beside it.",
+    ),
+    ("GET", "/api/v1/recoveries/{recovery_id}/postmortem/{name}"): Operation(
+        "recovery", "A file of a post-mortem", "operate", ("text/markdown", "image/png"), (*_READ, 404),
+        (_path("recovery_id", "Its id."), _path("name", "Of the file.", *FILES)),
     ),
     ("POST", "/api/v1/recoveries/{recovery_id}/{decision}"): Operation(
         "recovery", "Decide on a recovery", "operate", Recovery, (*_WRITE, 404, 409),

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from exporter.app.mending import Mender
 from exporter.config import Config, ConfigError
+from exporter.postmortem.writer import PostmortemWriter
 from exporter.recovery.engine import RecoveryEngine
 from exporter.recovery.store import RecoveryStore
 from exporter.service.admission import Refused
@@ -80,6 +81,7 @@ class Exporter:
             snapshot_seconds=config.retention.snapshot_seconds,
             histogram=config.histogram,
         )
+        self.postmortems = PostmortemWriter(self.core, self._data_dir, clock)
         self.mender = Mender(self.core, self._recorder, self.archive)
         self.ingest = Ingest()
         self.replayed = False
@@ -109,6 +111,7 @@ class Exporter:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self.postmortems.close()
         if self._sink is not None and self.replayed:
             await asyncio.to_thread(self._sink.stop)
         if self.replayed:
@@ -169,6 +172,7 @@ class Exporter:
         while True:
             try:
                 self.core.tick(self.clock())
+                self.postmortems.look()
                 await self.mender.look(self.clock())
             except Exception:
                 # A fault in one run must not end the watch over all; it is logged, and counted, until it is mended.

@@ -19,6 +19,7 @@ from exporter.app.bodies import Bodies, content_type
 from exporter.app.lifecycle import Exporter
 from exporter.app.notify_route import notify_routes
 from exporter.app.policy_route import policy_routes
+from exporter.app.postmortem_routes import postmortem_routes
 from exporter.app.run_routes import run_routes
 from exporter.app.views import (
     AlertsTaken,
@@ -162,7 +163,8 @@ def routes(exporter: Exporter, access: Access, bodies: Bodies) -> list[HTTPRoute
         return body
 
     return [
-        *run_routes(exporter, access), *notify_routes(exporter, access, bodies), alerts,
+        *run_routes(exporter, access), *postmortem_routes(exporter, access), *notify_routes(exporter, access, bodies),
+        alerts,
         metrics, healthz, readyz, runs, incidents, acknowledge_incident,
         recoveries, recovery, decide, audit, *policy_routes(exporter, access),
     ]  # fmt: skip

@@ -20,6 +20,7 @@ from exporter.cli.incidents import acknowledge, incidents
 from exporter.cli.journal import journal_app
 from exporter.cli.notify import notify_app
 from exporter.cli.policy import policy_app
+from exporter.cli.postmortem import postmortem
 from exporter.cli.recoveries import audit, recoveries_app
 from exporter.cli.runs import runs_app
 from exporter.cli.telling import stop
@@ -78,6 +79,7 @@ app.add_typer(policy_app, name="policy")
 app.add_typer(notify_app, name="notify")
 app.add_typer(journal_app, name="journal")
 app.command()(audit)
+app.command()(postmortem)
 app.command()(follow)
 app.command()(detectors)
 app.command()(check)
