@@ -13,7 +13,9 @@ from pathlib import Path
 
 from trainer_entry.changes import ChangeError
 from trainer_entry.checkpoint_commands import arguments as checkpoint_arguments
+from trainer_entry.checkpoint_commands import copy_arguments
 from trainer_entry.checkpoints import CheckpointError
+from trainer_entry.checkpoints.tiers.policy import PolicyError
 from trainer_entry.environments import VersionError
 from trainer_entry.environments import command as environments
 from trainer_entry.gradients import table
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ChangeError, CannotChange, VersionError) as error:
         say(str(error))
         return exitcodes.RUN_NOT_STARTED if parsed.act is command.run else exitcodes.CANNOT_CHANGE
-    except (OverrideError, SettingsError) as error:
+    except (OverrideError, SettingsError, PolicyError) as error:
         say(str(error))
         return exitcodes.USAGE
     except (StateError, CheckpointError) as error:
@@ -88,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="how a run is")
     _add_run_choice(status)
     status.add_argument("--json", action="store_true", help="as one JSON object")
+    status.add_argument("--wait-for", default="", metavar="NAME", help="wait until that change is proved (or code 6)")
+    status.add_argument("--wait-seconds", type=_seconds, default=600.0, metavar="S", help="no longer (default: 600)")
     status.set_defaults(act=operator.status)
 
     stop = commands.add_parser("stop", help="stop the trainer and its supervisor", epilog=_CODES)
@@ -137,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     environments.add(commands)
 
     table.add_command(commands)
-    checkpoint_arguments.add(commands)
+    copy_arguments.add(checkpoint_arguments.add(commands))
     return parser
 
 
@@ -182,6 +186,19 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="where the trainer runs: on this machine, as a Ray job, as a Slurm job (default: as recorded, else local)",
     )
     run.add_argument("--executor-settings", type=Path, metavar="FILE", help="of Ray or Slurm; see docs/executors.md")
+    run.add_argument(
+        "--checkpoint-policy",
+        type=Path,
+        metavar="FILE",
+        help="the tiers that checkpoints are copied into; see docs/checkpoints.md (default: VERL_SENTINEL_CHECKPOINTS)",
+    )
+    run.add_argument(
+        "--copies-seconds",
+        type=_seconds,
+        default=3600.0,
+        metavar="S",
+        help="how long the end of a run waits for the last copies, an archive say (default: %(default)g)",
+    )
     run.add_argument("--quiet", action="store_true", help="do not show the trainer's output; it is in attempts/N")
     run.add_argument("trainer", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(act=command.run)

@@ -11,8 +11,10 @@ import os
 import sys
 from typing import Any
 
+from trainer_entry.checkpoints.tiers.after_run import finish_unsupervised
 from trainer_entry.handing_on import handed_on_by_ray, set_defaults, set_identity
 from trainer_entry.settings import SettingsError
+from trainer_entry.supervisor.output import say
 
 
 def main() -> None:
@@ -36,7 +38,9 @@ def main() -> None:
     def run_ppo_watched(config: Any, *args: Any, **kwargs: Any) -> Any:
         set_identity(os.environ, config.trainer)
         with handed_on_by_ray(os.environ):
-            return run_ppo(config, *args, **kwargs)
+            result = run_ppo(config, *args, **kwargs)
+        finish_unsupervised(os.environ, say)
+        return result
 
     stock.run_ppo = run_ppo_watched
     stock.main()

@@ -12,8 +12,10 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
+from trainer_entry.checkpoints.tiers.after_run import finish_unsupervised
 from trainer_entry.handing_on import set_defaults, set_identity
 from trainer_entry.settings import SettingsError
+from trainer_entry.supervisor.output import say
 
 
 def main() -> None:
@@ -37,7 +39,10 @@ def main() -> None:
     def run_sft_watched(config: Any, *args: Any, **kwargs: Any) -> Any:
         set_identity(os.environ, config.trainer)
         single_rank(os.environ)
-        return run_sft(config, *args, **kwargs)
+        result = run_sft(config, *args, **kwargs)
+        if os.environ.get("RANK", "0") == "0":
+            finish_unsupervised(os.environ, say)
+        return result
 
     stock.run_sft = run_sft_watched
     stock.main()

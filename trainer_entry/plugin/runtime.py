@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from exporter.protocol import Event, HistogramRequest, Number, Run, Scalar, json_number
+from trainer_entry.changes import records
 from trainer_entry.plugin import proofs
 from trainer_entry.plugin.memory import RunMemory
 from trainer_entry.push import PushClient
@@ -61,7 +62,7 @@ class Runtime:
         self.changes = proofs.read_changes(settings.changes, self.report)
         """What a rollback changed for this attempt."""
         self.proofs = proofs.Proofs(
-            self.send, lambda: proofs.attempt_dir(self.settings.state_dir, self.settings.attempt)
+            self.send, lambda: records.attempt_dir(self.settings.state_dir, self.settings.attempt)
         )
         self._trainer_client: PushClient | None = None
         self._worker_client: PushClient | None = None

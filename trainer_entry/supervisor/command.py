@@ -11,6 +11,9 @@ from msgspec.structs import replace
 
 from exporter.protocol import Asked, Run
 from trainer_entry import settings
+from trainer_entry.checkpoints.tiers.copying import refuse_inside
+from trainer_entry.checkpoints.tiers.jobs import RunNote, Workplace
+from trainer_entry.checkpoints.tiers.policy_file import read_policy
 from trainer_entry.environments import default_directory
 from trainer_entry.supervisor import overrides
 from trainer_entry.supervisor.hand import check as check_hand
@@ -44,6 +47,7 @@ def run(parsed: argparse.Namespace) -> int:
         if not scripts.is_dir() or not script_of("checkpoint", scripts).is_file():
             raise StateError(f"There are no rollback scripts in {scripts}; give their folder with --rollback-scripts.")
         hand = check_hand(record.executor, Path(record.executor_settings) if record.executor_settings else None)
+        policy = _checked_policy(parsed.checkpoint_policy, state, record)
         state.write_run(record)
 
         def connect(attempt: int, on_command: Callable[[Asked], None]) -> Reporter:
@@ -70,11 +74,12 @@ def run(parsed: argparse.Namespace) -> int:
             environments=environments_of(parsed),
             wait_for_command_seconds=_wait(parsed.wait_for_command_seconds, configured is not None),
             word_seconds=WORD_SECONDS if configured is not None else 0.0,
+            copies_seconds=parsed.copies_seconds,
             follow=not parsed.quiet,
             hand=hand,
         )
         supervisor = Supervisor(
-            state, record, command=trainer, options=options, connect=connect, environ=os.environ, say=say
+            state, record, command=trainer, options=options, connect=connect, environ={**os.environ, **policy}, say=say
         )
         return supervisor.run()
 
@@ -164,6 +169,28 @@ def _executor(parsed: argparse.Namespace, stored: RunRecord | None) -> tuple[str
         return stored.executor, stored.executor_settings
     name: str = parsed.executor or (stored.executor if stored is not None else "local")
     return name, os.path.abspath(parsed.executor_settings) if parsed.executor_settings is not None else ""
+
+
+def _checked_policy(given: Path | None, state: StateDir, record: RunRecord) -> dict[str, str]:
+    """The variable that tells the trainer of the tiers' policy, once that was checked and noted; empty without one.
+
+    Raises PolicyError for a mistake in it, rather than that a night passes without copies, and StateError.
+    """
+    path = os.path.abspath(given) if given is not None else os.environ.get(settings.CHECKPOINTS, "").strip()
+    note = Workplace(state.path).run_note()
+    path = path or (note.policy if note is not None else "")
+    if not path:
+        return {}
+    path = os.path.abspath(path)
+    policy = read_policy(path)
+    for tier in policy.tiers:
+        for place in tier.places:
+            refuse_inside(place, record.checkpoint_dir)
+    try:
+        Workplace(state.path).note_run(RunNote(run_id=record.run_id, checkpoint_dir=record.checkpoint_dir, policy=path))
+    except OSError as error:
+        raise StateError(f"The state directory {state.path} cannot be written: {error.strerror}.") from error
+    return {settings.CHECKPOINTS: path}
 
 
 def _wait(given: float | None, exporter: bool) -> float:

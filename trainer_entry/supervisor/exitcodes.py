@@ -18,6 +18,9 @@ CANNOT_CHANGE = 9
 NOT_SAVED = 10
 """The trainer is stopped, but it did not end by itself with a save, as was asked."""
 
+NOT_ALL = 11
+"""Some of what was asked of the copies of checkpoints could not be done."""
+
 # Codes of ``run`` stay clear of the small ones, because the trainer's own code is passed on when it crashes.
 RUN_HELD = 70
 """A rollback found no verified checkpoint; the run is held until a person says where to start."""

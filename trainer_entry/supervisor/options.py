@@ -24,5 +24,7 @@ class Options:
     """A rollback script that hangs is killed after this; hashing a very large checkpoint must fit in it."""
     word_seconds: float = 0.0
     """How long to wait for the exporter's word before going on with what a killed supervisor left half done."""
+    copies_seconds: float = 3600.0
+    """How long the end of a run waits for the last copies of checkpoints, an archive say."""
     follow: bool = True
     hand: Hand = LOCAL

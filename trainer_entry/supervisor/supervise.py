@@ -18,6 +18,8 @@ from typing import Any
 from exporter.protocol import Abort, Asked, Command
 from trainer_entry.changes import describe as described
 from trainer_entry.checkpoints import CheckpointError
+from trainer_entry.checkpoints.tiers.after_run import finish_copies, pass_on
+from trainer_entry.checkpoints.tiers.jobs import Report, Workplace
 from trainer_entry.supervisor import exitcodes, starting
 from trainer_entry.supervisor.carrying import Carrying
 from trainer_entry.supervisor.commands import CommandBook
@@ -33,6 +35,7 @@ from trainer_entry.supervisor.stopping import Hurry
 
 TICK_SECONDS = 0.1
 FLUSH_SECONDS = 3.0
+REPORTS_SECONDS = 1.0
 
 Item = Asked | Conversation | ScriptEnded
 
@@ -61,6 +64,7 @@ class Supervisor:
         self._done: int | None = None
         self._waiting_until: float | None = None
         self._said = ""
+        self._reports_at = float("-inf")
         self._reporter = connect(max(1, run.attempt), self._inbox.put)
         self._life = Lifecycle(
             state,
@@ -155,6 +159,8 @@ class Supervisor:
             self._carrying.go_on_when_due()
         except StateError as error:  # a full disk, say: the trainer goes on, and so do we
             self._say_once(str(error))
+        if not self._life.running:
+            self._pass_on_reports()
         if (code := self._carrying.finished) is not None:
             self._done = code
         elif self._life.running or self._carrying.busy:
@@ -182,7 +188,23 @@ class Supervisor:
             return  # the rollback under way finds it stopped
         if ended.exit_code == 0:
             self._say("the run is finished")
+            finish_copies(
+                self._state.path,
+                say=self._say,
+                tell=self._told_of_a_copy,
+                stop=lambda: self._signal is not None,
+                limit_seconds=self._options.copies_seconds,
+            )
             self._done = exitcodes.OK
+
+    def _told_of_a_copy(self, event: Report) -> None:
+        self._reporter.report(self._life.number, event)
+
+    def _pass_on_reports(self) -> None:
+        """What a keeper left and no trainer is there to push: now and then."""
+        if time.monotonic() - self._reports_at > REPORTS_SECONDS:
+            self._reports_at = time.monotonic()
+            pass_on(Workplace(self._state.path), self._told_of_a_copy)
 
     def _handle(self, item: Item) -> None:
         try:

@@ -52,13 +52,16 @@ def runs_at(store: Store) -> list[str]:
 
 
 def copies_of(store: Store, run_id: str) -> list[Copy]:
-    """All copies of a run at the place, newest step first, and of one step the newest made first. Raises StoreError."""
+    """All copies of a run at the place, the one that was saved last first, and half ones at the end. Raises StoreError.
+
+    By time and not by step: after a rollback the higher steps of the branch that was left are the older ones.
+    """
     found = []
     for name in store.folders(run_id):
         step = step_of_name(name)
         if step is not None:
             found.append(_look(store, run_id, name, step))
-    return sorted(found, key=lambda copy: (copy.step, copy.record.made_at if copy.record else 0.0), reverse=True)
+    return sorted(found, key=lambda copy: (copy.record.saved_at if copy.record else -1.0, copy.step), reverse=True)
 
 
 def check_copy(store: Store, copy: Copy, depth: Literal["sizes", "content"], pace: Pace) -> None:

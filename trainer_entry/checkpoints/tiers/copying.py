@@ -101,6 +101,7 @@ def copy(job: Job, tier: TierPolicy, run_id: str, pace: Pace, *, scratch: Path, 
         model=manifest.model,
         fingerprint=fingerprint_of(manifest.files),
         made_at=time.time(),
+        saved_at=manifest.written_at,
         objects=objects,
         encoding="zstd+age" if sealing else "plain",
         verified=_together(proofs),
@@ -113,7 +114,7 @@ def copy(job: Job, tier: TierPolicy, run_id: str, pace: Pace, *, scratch: Path, 
     far.write(f"{prefix}/{COPY_NAME}", body)
     if decode_record(far.read(f"{prefix}/{COPY_NAME}", MAX_RECORD_BYTES), job.name) != record:
         raise StoreError(f"The record of {prefix} at {far.place} differs when read back.", "lies")
-    far.remove(f"{prefix}/{STARTED_NAME}")
+    far.discard(f"{prefix}/{STARTED_NAME}")
     remove_tree(own)
     return Copied(record, sent_bytes)
 

@@ -65,6 +65,14 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
 
 
+class RunNote(msgspec.Struct, frozen=True, kw_only=True):
+    """``<state_dir>/checkpoints/run.json``: what commands by hand need to know of a run, with a supervisor or not."""
+
+    run_id: str
+    checkpoint_dir: str = ""
+    policy: str = ""
+
+
 class Workplace:
     """The folder of one run's copies. Methods raise OSError from the disk, and CheckpointError for damaged records."""
 
@@ -77,6 +85,26 @@ class Workplace:
         """Make the folders, private to the user."""
         for folder in (self._jobs, self._reports):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def note_run(self, note: RunNote) -> None:
+        """Write down which run this is; what is known already and not told anew stays."""
+        known = self.run_note()
+        if known is not None:
+            note = RunNote(
+                run_id=note.run_id,
+                checkpoint_dir=note.checkpoint_dir or known.checkpoint_dir,
+                policy=note.policy or known.policy,
+            )
+        if note != known:
+            self.create()
+            write_json_atomically(self.path / "run.json", note)
+
+    def run_note(self) -> RunNote | None:
+        """What was noted, or None."""
+        try:
+            return msgspec.json.decode(_small(self.path / "run.json"), type=RunNote)
+        except (OSError, msgspec.DecodeError, RecursionError):
+            return None
 
     # ------------------------------------------------------------------ jobs
 

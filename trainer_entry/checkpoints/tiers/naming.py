@@ -52,6 +52,8 @@ class CopyRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     fingerprint: str
     made_at: float
+    saved_at: float = 0.0
+    """When the checkpoint's manifest was written: of two branches of a run, the newer one has the later."""
     objects: list[StoredObject]
     encoding: Literal["plain", "zstd+age"] = "plain"
     verified: Literal["store", "read back", "mixed"] = "read back"

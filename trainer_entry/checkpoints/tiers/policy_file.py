@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from exporter.protocol import Tier
+from trainer_entry import settings
 from trainer_entry.checkpoints.tiers.policy import (
     DAY,
     FOREVER,
@@ -31,7 +32,7 @@ from trainer_entry.checkpoints.tiers.policy import (
     size,
 )
 
-VARIABLE = "VERL_SENTINEL_CHECKPOINTS"
+VARIABLE = settings.CHECKPOINTS
 MAX_BYTES = 1 << 20
 _TIERS: tuple[tuple[Tier, float], ...] = (("snapshot", 7 * DAY), ("milestone", 90 * DAY), ("archive", FOREVER))
 _SECRET = re.compile(r"secret|token|password|passwd|credential|\Akey\Z|access_key|account_key|sas", re.IGNORECASE)

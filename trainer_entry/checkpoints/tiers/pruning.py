@@ -121,7 +121,9 @@ def _without_last_good(
 ) -> list[tuple[Copy, Decision]]:
     """Take the newest copy that passes its check in full off the list of what goes; all, where none passes."""
     good: Copy | None = None
-    for copy in sorted((c for c, _ in planned if c.record is not None), key=lambda c: c.step, reverse=True):
+    whole = [copy for copy, _ in planned if copy.record is not None]
+    newest_first = sorted(whole, key=lambda copy: copy.record.saved_at if copy.record else 0.0, reverse=True)
+    for copy in newest_first:
         began = time.monotonic()
         problem = ""
         try:

@@ -80,10 +80,10 @@ def seal(content: Content, target: Path, recipients: list[Any], level: int, pace
     return Content(os.fspath(target), writer.count, writer.digest.hexdigest())
 
 
-def unseal(chunks: Iterator[bytes], target: Path, identities: list[Any]) -> tuple[int, str]:
+def unseal(chunks: Iterator[bytes], target: Path, identities: list[Any], limit: int) -> tuple[int, str]:
     """Decrypt and decompress into ``target``; returns size in bytes and SHA-256 in hex of what was written.
 
-    Raises CheckpointError (another key, damaged), OSError, and what ``chunks`` raises.
+    Raises CheckpointError (another key, damaged, more than ``limit`` bytes), OSError, and what ``chunks`` raises.
     """
     zstd = _zstd()
     pyrage = _pyrage()
@@ -91,7 +91,7 @@ def unseal(chunks: Iterator[bytes], target: Path, identities: list[Any]) -> tupl
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(target, "wb", opener=_private) as file:
         hashing = _Hashing(file)
-        writer = _Decompressing(zstd.ZstdDecompressor(), hashing, zstd.ZstdError)
+        writer = _Decompressing(zstd.ZstdDecompressor(), hashing, zstd.ZstdError, limit)
         try:
             _run(reader, lambda: pyrage.decrypt_io(reader, writer, identities))
         except (pyrage.DecryptError, OSError, ValueError) as error:
@@ -160,10 +160,11 @@ class _Hashing:
 class _Decompressing:
     """Bounded in memory: a small input may become very large, so it is asked for in pieces."""
 
-    def __init__(self, decompressor: Any, target: _Hashing, kind: type[Exception]) -> None:
+    def __init__(self, decompressor: Any, target: _Hashing, kind: type[Exception], limit: int) -> None:
         self._decompressor = decompressor
         self._target = target
         self._kind = kind
+        self._limit = limit
         self.error: Exception | None = None
 
     @property
@@ -177,8 +178,10 @@ class _Decompressing:
             return len(body)
         try:
             self._target.write(self._decompressor.decompress(body, 1 << 22))
-            while not self._decompressor.eof and not self._decompressor.needs_input:
+            while not self._decompressor.eof and not self._decompressor.needs_input and self.error is None:
                 self._target.write(self._decompressor.decompress(b"", 1 << 22))
+                if self._target.count > self._limit:
+                    self.error = ValueError(f"it holds more than the {self._limit} bytes that it should")
         except self._kind as error:
             self.error = error
         return len(body)

@@ -165,23 +165,8 @@ class Worker:
             run = None
         if run is not None:
             return run.checkpoint_dir
-        return checkpoint_dir_of(self.workplace)
-
-
-def note_checkpoint_dir(workplace: Workplace, checkpoint_dir: str) -> None:
-    """Write down where the run saves, for a run without a supervisor, whose state has no such record."""
-    from trainer_entry.checkpoints.atomic import replace_file
-
-    workplace.create()
-    replace_file(workplace.path / "checkpoint-dir", checkpoint_dir.encode())
-
-
-def checkpoint_dir_of(workplace: Workplace) -> str:
-    """What :func:`note_checkpoint_dir` wrote, or an empty string."""
-    try:
-        return (workplace.path / "checkpoint-dir").read_text(encoding="utf-8")[:4096]
-    except (OSError, UnicodeDecodeError):
-        return ""
+        note = self.workplace.run_note()
+        return note.checkpoint_dir if note is not None else ""
 
 
 def needed_paths(state_dir: str, root: str) -> set[str]:

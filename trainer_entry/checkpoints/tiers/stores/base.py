@@ -104,6 +104,9 @@ class Store(Protocol):
     def prove(self, key: str, size: int, sha256: str, checksum: str, pace: Pace) -> None:
         """Prove that an object still is what it was. Raises StoreError of kind ``missing`` or ``lies``."""
 
+    def discard(self, key: str) -> None:
+        """Delete one small object; none is no error."""
+
     def remove(self, prefix: str) -> int:
         """Delete everything below a folder, what unfinished uploads left too; returns bytes of the objects deleted."""
 

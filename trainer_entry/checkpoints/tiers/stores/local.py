@@ -130,6 +130,13 @@ class LocalStore:
         """See Store."""
         proven(self.place, key, size, sha256, self.chunks(key, pace))
 
+    def discard(self, key: str) -> None:
+        """See Store."""
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._told(error, key) from error
+
     def remove(self, prefix: str) -> int:
         """See Store."""
         size = sum(entry.size for entry in self.entries(prefix))

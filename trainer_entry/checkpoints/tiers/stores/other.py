@@ -89,6 +89,15 @@ class OtherStore:
         """See Store."""
         proven(self.place, key, size, sha256, self.chunks(key, pace))
 
+    def discard(self, key: str) -> None:
+        """See Store."""
+        try:
+            self._files.rm_file(self._path(key))
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise self._told(error, key) from error
+
     def remove(self, prefix: str) -> int:
         """See Store."""
         entries = sorted(self.entries(prefix), key=lambda entry: not entry.key.endswith("verl_sentinel_copy.json"))

@@ -109,6 +109,10 @@ class S3Store:
                 return
         proven(self.place, key, size, sha256, self.chunks(key, pace))
 
+    def discard(self, key: str) -> None:
+        """See Store."""
+        self._call("delete_object", key)
+
     def remove(self, prefix: str) -> int:
         """See Store."""
         entries = self.entries(prefix)
