@@ -151,7 +151,7 @@ _ALL = (
         steps=400,
         detectors=frozenset({"memory"}),
         action="restart",
-        memory_limit_gib=6,
+        memory_limit_gib=5,
         course_steps=45,
     ),
     Scenario("healthy", "nothing goes wrong: no page, no rollback", fault_step=None, steps=100),
