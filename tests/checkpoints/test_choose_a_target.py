@@ -10,35 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_made import ppo, sft
 
 from trainer_entry import checkpoints
 from trainer_entry.checkpoints import CheckpointError, ManifestCancelled, newest_verified, verify, write_manifest
-
-
-def ppo(root: Path, step: int, *, ranks: int = 2, critic: bool = False, seed: str = "a") -> Path:
-    """A checkpoint as verl's PPO trainers leave it."""
-    directory = root / f"global_step_{step}"
-    for component in ("actor", "critic") if critic else ("actor",):
-        folder = directory / component
-        (folder / "huggingface").mkdir(parents=True, exist_ok=True)
-        for kind in ("model", "optim", "extra_state"):
-            for rank in range(ranks):
-                (folder / f"{kind}_world_size_{ranks}_rank_{rank}.pt").write_bytes(f"{seed}{step}".encode() * 500)
-        (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
-        (folder / "huggingface" / "config.json").write_text("{}")
-    (directory / "data.pt").write_bytes(b"position")
-    return directory
-
-
-def sft(root: Path, step: int, *, data_ranks: int = 1) -> Path:
-    directory = root / f"global_step_{step}"
-    directory.mkdir(parents=True)
-    for kind in ("model", "optim", "extra_state"):
-        (directory / f"{kind}_world_size_1_rank_0.pt").write_bytes(b"w" * 700)
-    for rank in range(data_ranks):
-        (directory / f"data_{rank}.pt").write_bytes(b"position")
-    return directory
-
 
 SHARD = "actor/model_world_size_2_rank_1.pt"
 

@@ -18,7 +18,7 @@ from trainer_entry.checkpoints.depths import Depth
 from trainer_entry.checkpoints.manifest import Manifest
 from trainer_entry.checkpoints.problems import Code, Problem
 
-LEAST_SECONDS = 180.0
+LEAST_SECONDS = 300.0
 SLOWEST_BYTES_PER_SECOND = 25e6
 """Beyond the least, so slow may a disk be that is read while training goes on."""
 

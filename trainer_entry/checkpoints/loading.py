@@ -41,6 +41,7 @@ def main(words: list[str]) -> int:
     # What libraries print belongs to nobody here, and the answer must stay the last line.
     answer = os.dup(1)
     os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_DATA, (request.data_limit_bytes, request.data_limit_bytes))
     report = examine(request)
     os.write(answer, b"\n" + msgspec.json.encode(report) + b"\n")
     return 0
@@ -52,7 +53,6 @@ def examine(request: Request) -> Report:
         torch = _torch()
     except Refused as refused:
         return Report(problems=[refused.found], torch_version="")
-    resource.setrlimit(resource.RLIMIT_DATA, (request.data_limit_bytes, request.data_limit_bytes))
     problems = []
     for name in request.files:
         try:
