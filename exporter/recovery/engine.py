@@ -7,7 +7,6 @@ so the journal may be replayed into it after a crash.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -19,20 +18,17 @@ from exporter.recovery import progress as stages
 from exporter.recovery.approving import WrongStage
 from exporter.recovery.climbing import Climb, climb, with_end
 from exporter.recovery.evidence import describe, gather, incident_data
-from exporter.recovery.explaining import RunExplained, explain_run
 from exporter.recovery.facts import Alert, OpenIncident, RunFacts
-from exporter.recovery.history import spent_times
 from exporter.recovery.judging import AlertJudge
 from exporter.recovery.plan import made_anew
-from exporter.recovery.policies import Named, Policies
 from exporter.recovery.policy import RecoveryPolicy
-from exporter.recovery.record import COMMANDED, AuditEntry, Decision, Recovery, RunState, difference
+from exporter.recovery.readings import Readings
+from exporter.recovery.record import COMMANDED, Decision, Recovery, difference
 from exporter.recovery.sentences import kind, summary
 from exporter.recovery.store import RecoveryStore
 
 BLIND_SECONDS = 30.0
 """A longer pause between two ticks means that this process, or its machine, was stopped, or that the clock was set."""
-
 
 __all__ = ["BLIND_SECONDS", "RecoveryEngine", "WrongStage"]
 
@@ -41,29 +37,14 @@ FactsNow = Callable[[], RunFacts] | None
 them nothing follows."""
 
 
-class RecoveryEngine:
+class RecoveryEngine(Readings):
     """Thread-safe; no method blocks for longer than one SQLite transaction."""
 
     def __init__(self, store: RecoveryStore, policy: RecoveryPolicy) -> None:
-        self._store = store
-        self._policies = Policies(policy)
+        super().__init__(store, policy)
         self._judge = AlertJudge(store, self._policies)
-        self._lock = threading.RLock()
         self._watching_since: float | None = None
         self._ticked = 0.0
-
-    @property
-    def policy(self) -> RecoveryPolicy:
-        """The policy as a whole, with its rules."""
-        return self._policies.whole
-
-    @property
-    def policies(self) -> Policies:
-        return self._policies
-
-    def policy_of(self, run: Named) -> RecoveryPolicy:
-        """The policy of one run, by its facts or by one of its recoveries."""
-        return self._policies.of(run)
 
     def on_alert(self, alert: Alert, facts: RunFacts | None, now: float) -> Decision:
         """One alert of a webhook; ``facts`` is None for a run that the exporter does not know. Answer 2xx after it."""
@@ -227,51 +208,6 @@ class RecoveryEngine:
                     self._begin_what_waited(facts, now)
                 self._judge.judge_pending(facts, now)
 
-    def recoveries(self, limit: int = 100) -> list[Recovery]:
-        """Newest first."""
-        with self._lock:
-            return self._store.newest(limit)
-
-    def get(self, recovery_id: str) -> Recovery | None:
-        with self._lock:
-            return self._store.get(recovery_id)
-
-    def history(self, run_id: str) -> list[Recovery]:
-        """All recoveries of a run, newest first."""
-        with self._lock:
-            return self._store.history(run_id)
-
-    def audit(
-        self,
-        limit: int = 100,
-        *,
-        run_id: str = "",
-        recovery_id: str = "",
-        kind: str = "",
-        before: int | None = None,
-    ) -> list[AuditEntry]:
-        """Newest first; of one run, recovery or kind where that is given, and older than the line ``before``."""
-        with self._lock:
-            return self._store.audit(limit, run_id=run_id, recovery_id=recovery_id, kind=kind, before=before)
-
-    def audit_counts(self) -> dict[str, int]:
-        """Lines of the audit log by kind, for ``/metrics``. Raises ``sqlite3.Error``."""
-        with self._lock:
-            return self._store.audit_counts()
-
-    def spent_times(self, run_id: str, policy: RecoveryPolicy | None = None) -> tuple[float, ...]:
-        """When the run's recoveries were taken from its budget; ``policy``: of the run. Raises ``sqlite3.Error``."""
-        with self._lock:
-            history = self._store.history(run_id)
-            if policy is None:
-                policy = self._policies.of(history[0]) if history else self._policies.whole
-            return spent_times(history, policy)
-
-    def explain(self, facts: RunFacts, now: float) -> RunExplained:
-        """What would be done now about every open finding of a run, and why. Raises ``sqlite3.Error``."""
-        with self._lock:
-            return explain_run(self._policies, facts, self._store.history(facts.run_id), now)
-
     def note_acknowledged(self, run_id: str, incident_id: str, who: str, now: float) -> None:
         """A person has seen an incident. Raises ``sqlite3.Error``."""
         said = f"{who} acknowledged incident {incident_id}."
@@ -283,41 +219,6 @@ class RecoveryEngine:
         said = f"{who} removed the run with all that was pushed for it."
         with self._lock, self._store.transaction():
             self._store.note(now, run_id, "", "forgotten", said, data={"who": who})
-
-    @property
-    def changes(self) -> int:
-        """Grows with every write to the store: while it stays, so does every answer of :meth:`state_of`."""
-        return self._store.changes
-
-    def concerned(self) -> frozenset[str]:
-        """Runs of which :meth:`tick` needs the facts: with a recovery under way, or an alert that waits.
-
-        Raises ``sqlite3.Error``.
-        """
-        with self._lock:
-            return self._store.concerned()
-
-    def runs_with_recoveries(self) -> frozenset[str]:
-        """For ``/metrics``, which then need not ask for the others. Raises ``sqlite3.Error``."""
-        with self._lock:
-            return frozenset(self._store.run_ids())
-
-    def state_of(self, run_id: str) -> RunState:
-        """For ``/metrics`` and the run's page."""
-        with self._lock:
-            active = self._store.active(run_id)
-            last = self._store.last(run_id)
-            result = self._store.last_with_result(run_id)
-            outcomes = self._store.outcomes(run_id)
-        return RunState(
-            active=active,
-            last=last,
-            failed=result is not None and result.needs_a_person,
-            awaiting_approval=active is not None and active.stage == "awaiting_approval",
-            in_progress=active is not None and active.stage != "awaiting_approval",
-            outcomes=outcomes,
-            failed_attempt=result.newest_attempt if result is not None and result.needs_a_person else 0,
-        )
 
     def _operate(
         self, recovery_id: str, now: float, stages_allowed: tuple[str, ...], change: Callable[[Recovery], Recovery]

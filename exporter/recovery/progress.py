@@ -58,7 +58,8 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
     """The supervisor's report on the command. What was reported before, or lies behind it, is None."""
     if recovery.stage not in (*COMMANDED, "verifying") or RANK[progress.state] <= RANK[recovery.progress]:
         return None
-    recovery = with_output(replace(recovery, progress=progress.state), f"{progress.state}: {progress.detail}")
+    said = f"{progress.state}: {progress.detail}" if progress.detail else ""
+    recovery = with_output(replace(recovery, progress=progress.state), said)
     if progress.target_step is not None:
         recovery = replace(recovery, target_step=progress.target_step, target_path=progress.target_path)
     recovery = at_times(recovery, command_delivered=now, accepted=now)

@@ -110,7 +110,9 @@ class Scene:
             self.now = min(end, self.now + BLIND_SECONDS / 2)
             self.engine.tick({self.facts.run_id: self.facts}, self.now)
 
-    def report(self, recovery: Recovery, *states: str, target: int | None = None, detail: str = "") -> Recovery:
+    def report(
+        self, recovery: Recovery, *states: str, target: int | None = None, detail: str = "", code: int | None = None
+    ) -> Recovery:
         for state in states:
             self.now += 1
             progress = CommandProgress(
@@ -118,6 +120,7 @@ class Scene:
                 command_id=recovery.id,
                 state=state,  # type: ignore[arg-type]
                 detail=detail,
+                code=code,
                 target_step=target,
                 target_path="" if target is None else f"/ckpt/global_step_{target}",
             )
@@ -131,9 +134,11 @@ class Scene:
         attempts = (*self.facts.attempts, AttemptFacts(number, resume_step))
         self.facts = replace(self.facts, attempt=number, step=0, attempts=attempts)
 
-    def exit_attempt(self, number: int, exit_code: int, *, expected: bool = False) -> None:
+    def exit_attempt(
+        self, number: int, exit_code: int, *, expected: bool = False, said: list[str] | None = None
+    ) -> None:
         self.now += 1
-        event = AttemptExited(time=self.now, exit_code=exit_code, expected=expected)
+        event = AttemptExited(time=self.now, exit_code=exit_code, expected=expected, last_output=said or [])
         self.engine.on_attempt(RUN, event, number, self.now, self.known)
 
     def steps(self, attempt: int, *steps: int, healthy: bool = True) -> None:
