@@ -124,7 +124,7 @@ _ALL = (
         detectors=frozenset({"surge", "kl", "reward", "entropy", "clipping", "level", "gradient_instability"}),
         rungs=("checkpoint", "config"),
         settings=(f"{RATE}=0.01", f"{WARM_UP}=40"),
-        limit_seconds=1200.0,
+        limit_seconds=1800.0,
     ),
     Scenario(
         "bad_version",
@@ -134,7 +134,7 @@ _ALL = (
         detectors=frozenset({"surge", "kl", "reward", "entropy", "clipping", "level", "gradient_instability"}),
         rungs=("checkpoint", "version"),
         moved_at=20,
-        limit_seconds=1500.0,
+        limit_seconds=1800.0,
     ),
     Scenario(
         "corrupt_checkpoint",

@@ -3,7 +3,7 @@
 The task runner knows the training step, the workers and the rollout server do not. So it writes the step it begins
 into a small file in the run's state directory, which is on the one machine that the demo runs on.
 
-One fault in the first attempt, for the demo; or, for :mod:`bench.recovery`, one in every attempt, in turn, after as many
+One fault in the first attempt, for the demo; or, for :mod:`bench.recovery`, one in every attempt, in turn, after some
 steps of it.
 """
 
