@@ -6,7 +6,7 @@ Bounded: configurations of a few attempts, a few dozen GPUs, as many checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableSequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -179,3 +179,18 @@ def keep_few_configs(attempts: MutableSequence[AttemptFacts]) -> None:
     for index in with_config[: -CONFIGS_KEPT + 1]:
         if index != longest:
             attempts[index] = replace(attempts[index], config={})
+
+
+def began_from(attempts: Sequence[AttemptFacts], verified: Checkpoint | None) -> int:
+    """The step that the newest attempt was restored from, as the supervisor says, or as verl would choose; 0: none.
+
+    An attempt that dies, or hangs, before its first step fails at that step, whose checkpoint is as sound as before:
+    taken for a failure in step 0 it would leave nothing to go back to.
+
+    >>> began_from([AttemptFacts(1, None), AttemptFacts(2, 40)], None)
+    40
+    """
+    resumed = attempts[-1].resume_step if attempts else None
+    if resumed is not None:
+        return resumed
+    return verified.step if verified is not None else 0

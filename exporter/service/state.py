@@ -29,7 +29,7 @@ from exporter.protocol import (
 )
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES
-from exporter.service.course import Course, described, keep_few_configs
+from exporter.service.course import Course, began_from, described, keep_few_configs
 from exporter.service.goodput import Goodput
 from exporter.service.gradients import Gradients
 from exporter.service.in_force import InForce
@@ -360,9 +360,10 @@ class RunState:
         return dict(sorted(ages.items(), key=lambda item: -item[1])[:MAX_OPEN_PHASES])
 
     def step_in_progress(self) -> int:
-        """The step that the trainer works on, as far as it said; else the newest that it logged."""
+        """The step that the trainer works on, as far as it said; else the newest that it logged, or began from."""
         reported = [s.phase.step for s in self.senders.values() if s.phase is not None and s.attempt == self.attempt]
-        return max([self.current or 0, self.ended_in_step, *reported])
+        known = self.current or began_from(self.attempts, self.last_verified())
+        return max([known, self.ended_in_step, *reported])
 
     def hooks(self) -> tuple[list[str], dict[str, str]]:
         """Hooks in place and hooks missing (with the reason), over the processes of this attempt."""

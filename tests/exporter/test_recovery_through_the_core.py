@@ -238,3 +238,16 @@ def test_who_acknowledges_an_incident_is_in_the_audit_log_once(auto: Scene) -> N
     auto.restart()
     lines = [line for line in auto.engine.audit() if line.kind == "acknowledged"]
     assert [(line.run_id, line.data) for line in lines] == [("r", {"who": "ada", "incident": incident.id})]
+
+
+@pytest.mark.parametrize("resumed", [2, None], ids=["said by the supervisor", "chosen by verl"])
+def test_an_attempt_that_dies_before_its_first_step_leaves_the_checkpoint_that_it_began_from(
+    auto: Scene, resumed: int | None
+) -> None:
+    """It failed at step 2, not at step 0: before that there would be nothing to go back to."""
+    fail(auto)
+    started = AttemptStarted(time=0.0, pid=2, resume_step=resumed)
+    supervisor(auto, 2, started)
+    assert auto.run().state.view(auto.now).step == 2
+    supervisor(auto, 2, AttemptExited(time=0.0, exit_code=1))
+    assert auto.run().state.view(auto.now).step == 2
