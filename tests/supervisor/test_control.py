@@ -180,7 +180,8 @@ def test_checkpoints_are_listed_with_the_reason_for_each_that_is_refused(scene: 
     os.truncate(scene.saved(10) / "data.pt", 3)
     listed = scene.cli("checkpoints", "list", "--state-dir", str(scene.state)).stdout.splitlines()
     [bad] = [line for line in listed if line.split()[:1] == ["10"]]
-    assert "data.pt" in bad and "truncated" in bad
+    assert "data.pt" in bad
+    assert "truncated" in bad
     assert [line.split()[-1] for line in listed if line.split()[:1] == ["5"]] == ["-"]
     chosen = scene.cli("checkpoints", "choose", "--state-dir", str(scene.state))
     assert chosen.stdout == f"{scene.checkpoints}/global_step_5\n"

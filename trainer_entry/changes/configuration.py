@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.protocol import Changes, Scalar
+from trainer_entry.changes.records import CONFIG_NAME
 from trainer_entry.changes.rules import KEY, MAX_KEY, MAX_TEXT, NOT_BY_A_CHANGE, ChangeError
-
-RECORD_NAME = "config.json"
-"""``attempts/<n>/config.json`` in the state directory, written by the plugin when the trainer has its configuration."""
 
 MAX_BYTES = 8 * 1024 * 1024
 _HIDDEN = "(hidden)"
@@ -33,7 +31,7 @@ _IDENTITY = (
 )
 """What a run is called, where it reports to and how long it goes on is not what makes it healthy or not."""
 
-_NOT_TRAINING = ("hydra", "ray_kwargs", "global_profiler")
+_NOT_TRAINING = ("hydra", "defaults", "ray_kwargs", "global_profiler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Difference:
 def recorded(state_dir: Path, attempts: int) -> dict[str, Scalar]:
     """The flat configuration of the latest attempt that has one; empty where none was recorded."""
     for number in range(attempts, max(0, attempts - 20), -1):
-        found = read_flat(state_dir / "attempts" / str(number) / RECORD_NAME)
+        found = read_flat(state_dir / "attempts" / str(number) / CONFIG_NAME)
         if found:
             return found
     return {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from trainer_entry.checkpoints import MANIFEST_NAME
 from trainer_entry.configuration import MAX_KEPT_TEXT, flatten
 
 GIT_SECONDS = 120.0
+_COMMENT = re.compile(r"(^|\s)#.*")
 
 
 def from_manifest(checkpoint: Path) -> dict[str, Scalar]:
@@ -70,12 +72,10 @@ def parsed(text: str, name: str) -> dict[str, Scalar]:
         found = _loaded(text, name)
         if not isinstance(found, Mapping) or not found:
             raise ChangeError(f"{name} is no configuration: it holds no keys with values.")
-        from trainer_entry.configuration import flatten
-
         return flatten({str(key): value for key, value in found.items()}, MAX_KEPT_TEXT)
     settings: dict[str, Scalar] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#", 1)[0].strip().removesuffix("\\").strip()
+        words = _COMMENT.sub("", line).strip().removesuffix("\\").strip()
         if not words:
             continue
         try:

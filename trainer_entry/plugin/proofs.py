@@ -7,18 +7,14 @@ A proof is a ``SettingApplied`` event. It is kept in this process (a worker is a
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from exporter.protocol import Changes, Event, Scalar, SettingApplied
+from exporter.protocol import Changes, Event, SettingApplied
+from trainer_entry.changes import records
 
-RECORD_NAME = "applied.json"
-CONFIG_NAME = "config.json"
 MAX_PROOFS = 450
 
 _of_this_process: list[SettingApplied] = []
@@ -77,30 +73,4 @@ class Proofs:
     def _write(self) -> None:
         directory = self._attempt_dir()
         if directory is not None:
-            write_json(directory / RECORD_NAME, self._told)
-
-
-def attempt_dir(state_dir: Path | None, attempt: int) -> Path | None:
-    """The supervisor's folder for this attempt, where it lies on this machine; None without a supervisor."""
-    if state_dir is None:
-        return None
-    directory = state_dir / "attempts" / str(attempt)
-    return directory if directory.is_dir() else None
-
-
-def keep_config(state_dir: Path | None, attempt: int, config: Mapping[str, Scalar]) -> None:
-    """Leave the resolved configuration where the supervisor can compare it with another one."""
-    directory = attempt_dir(state_dir, attempt)
-    if directory is not None:
-        write_json(directory / CONFIG_NAME, config)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Replace a small file; a disk that is full is no reason for anything here to fail."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(msgspec.to_builtins(value)), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+            records.keep_applied(directory, self._told)

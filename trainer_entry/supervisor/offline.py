@@ -16,9 +16,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exporter.protocol import Changes
+from exporter.protocol import Changes, SettingApplied
 from trainer_entry import checkpoints
 from trainer_entry.changes import describe as describe_changes
+from trainer_entry.changes.records import read_applied
 from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.control import ControlRequest, NoSupervisor, ask
 from trainer_entry.supervisor.lifecycle import describe
@@ -57,6 +58,11 @@ def status(state: StateDir) -> dict[str, object]:
         "checkpoint_dir": run.checkpoint_dir,
         "state_dir": str(state.path),
     }
+
+
+def applied(state: StateDir, attempt: int) -> list[SettingApplied]:
+    """What the trainer of that attempt has proved so far: changes that took effect, or did not."""
+    return read_applied(state.attempt_dir(attempt))
 
 
 def stop_run(

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 
 from trainer_entry.changes import words_of
 from trainer_entry.supervisor import exitcodes, offline
+from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.changing import asked_changes
 from trainer_entry.supervisor.command import state_of
 from trainer_entry.supervisor.control import ControlAnswer, ControlRequest, NoSupervisor, ask
@@ -22,13 +24,11 @@ from trainer_entry.supervisor.state import StateDir, StateError
 
 
 def status(parsed: argparse.Namespace) -> int:
-    """Print how the run is."""
+    """Print how the run is, at once, or when its latest attempt has proved a change."""
     state = state_of(parsed)
-    try:
-        found = _ask(state, ControlRequest(op="status")).status or {}
-        found["supervisor"] = True
-    except NoSupervisor:
-        found = {**offline.status(state), "supervisor": False}
+    if parsed.wait_for and not _proved(state, parsed.wait_for, parsed.wait_seconds):
+        return exitcodes.NOT_STARTED
+    found = _found(state)
     if parsed.json:
         print(json.dumps(found))
     else:
@@ -36,6 +36,31 @@ def status(parsed: argparse.Namespace) -> int:
         for name, value in found.items():
             print(f"{name:<{width}}  {'-' if value in (None, '') else value}")
     return exitcodes.OK
+
+
+def _found(state: StateDir) -> dict[str, object]:
+    try:
+        return {**(_ask(state, ControlRequest(op="status")).status or {}), "supervisor": True}
+    except NoSupervisor:
+        return {**offline.status(state), "supervisor": False}
+
+
+def _proved(state: StateDir, name: str, seconds: float) -> bool:
+    """Wait until the latest attempt has proved that a change took effect; False, and said, where it has not."""
+    deadline = time.monotonic() + seconds
+    while True:
+        run = offline.recorded_run(state)
+        for proof in offline.applied(state, run.attempt):
+            if proof.name == name:
+                if not proof.ok:
+                    say(f"{name} is {proof.found}, not {proof.wanted}: {proof.reason or 'it was not applied'}")
+                return proof.ok
+        attempt = Attempt.existing(state, run.attempt)
+        if attempt is None or attempt.exit() is not None or time.monotonic() >= deadline:
+            why = "has ended" if attempt is None or attempt.exit() is not None else f"did not within {seconds:g} s"
+            say(f"attempt {run.attempt} has not shown that {name} took effect; it {why}")
+            return False
+        time.sleep(0.2)
 
 
 def stop(parsed: argparse.Namespace) -> int:

@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from exporter.protocol import RunStarted, Scalar
+from trainer_entry.changes import records
 from trainer_entry.configuration import MAX_KEPT_TEXT, flatten
-from trainer_entry.plugin import memory, proofs
+from trainer_entry.plugin import memory
 from trainer_entry.plugin.hooks.base import Hook
 from trainer_entry.plugin.runtime import now
 from trainer_entry.plugin.wrapping import Target, wrap
@@ -69,7 +70,7 @@ class StepMetrics(Hook):
         )
         self.runtime.config = flatten(config or {}, MAX_KEPT_TEXT)
         settings = self.runtime.settings
-        self.runtime.guarded(self.name, proofs.keep_config, settings.state_dir, settings.attempt, self.runtime.config)
+        self.runtime.guarded(self.name, records.keep_config, settings.state_dir, settings.attempt, self.runtime.config)
         self.runtime.memory.start()
         self.runtime.at_finish.append(self.runtime.memory.stop)
         client.event(RunStarted(time=now(), config=flatten(config or {}) | self._limit()))
