@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from exporter.protocol import Scalar
 
-_SETTING = re.compile(r"(?:\+\+|\+)?(trainer\.(?:nnodes|n_gpus_per_node))=['\"]?([1-9][0-9]{0,5})['\"]?\Z")
+_SETTING = re.compile(r"(?:\+\+|\+)?(trainer\.(?:nnodes|n_gpus_per_node))=(.*)\Z", re.DOTALL)
 _OWN_FILES = re.compile(r"(--config-(name|path|dir)|-cn|-cp|-cd)(=|\Z)")
 _LAUNCHER = re.compile(r"--(nproc|nnodes)[_-]?(?:per[_-]node)?(?:=(.*))?\Z")
 _DEFAULTS = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 8}
@@ -33,12 +33,21 @@ def asked_world_size(words: Sequence[str], changes: Mapping[str, Scalar] | None 
     if not any("main_ppo" in word for word in start):
         return None
     found: dict[str, int] = {}
+    unclear = set()
     for word in words:
         if match := _SETTING.match(word):
-            found[match[1]] = int(match[2])
-    for key, value in (changes or {}).items():
-        if key in _DEFAULTS and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            found[key] = value
+            value = match[2].strip("'\"")
+            unclear.discard(match[1])
+            if value.isdecimal() and 0 < len(value) < 7 and int(value):
+                found[match[1]] = int(value)
+            else:  # an interpolation, say, that only the trainer's machine resolves
+                unclear.add(match[1])
+    for key, changed in (changes or {}).items():
+        if key in _DEFAULTS and isinstance(changed, int) and not isinstance(changed, bool) and changed > 0:
+            found[key] = changed
+            unclear.discard(key)
+    if unclear:
+        return None
     if not any(_OWN_FILES.match(word) for word in words):
         found = _DEFAULTS | found
     if len(found) < len(_DEFAULTS):
