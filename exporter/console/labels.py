@@ -127,6 +127,22 @@ SPENT: Final[Mapping[str, str]] = {
     "other": N_("Start, validation, saving"),
 }
 
+TIERS: Final[Mapping[str, str]] = {
+    "primary": N_("where it was saved"),
+    "snapshot": N_("Snapshots"),
+    "milestone": N_("Milestones"),
+    "archive": N_("Archive"),
+}
+
+DEPTHS: Final[Mapping[str, str]] = {
+    "sizes": N_("Sizes"),
+    "content": N_("Content"),
+    "load": N_("Loads"),
+    "forward": N_("One forward step"),
+    "drill": N_("Restored and trained from"),
+}
+"""How deep a checkpoint was verified."""
+
 LABELS: Final[Mapping[str, Mapping[str, str]]] = {
     "state": STATES,
     "severity": SEVERITIES,
@@ -135,5 +151,7 @@ LABELS: Final[Mapping[str, Mapping[str, str]]] = {
     "signal": {**SIGNALS, **NOT_LOGGED},
     "spent": SPENT,
     "unit": UNITS,
+    "tier": TIERS,
+    "depth": DEPTHS,
 }
 """By what they name: in a template ``label("state", name)``."""

@@ -65,6 +65,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             cut=len(found) >= LISTED,
             retold=retold,
             stages=shown.STAGES,
+            rungs=shown.RUNGS,
         )
 
     @get(PATH)
@@ -141,6 +142,8 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             "trained_again": shown.trained_again(found, step_of(found)),
             "left_behind": shown.left_behind(found),
             "differences": shown.DIFFERENCES,
+            "rungs": shown.RUNGS,
+            "only_resumes": shown.only_resumes(found),
             "stages": shown.STAGES,
             "decisions": shown.DECISIONS,
         }
@@ -171,6 +174,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             choices=shown.choices(found),
             sure=shown.sure,
             others=others[:OTHERS],
+            postmortem=console.exporter.postmortems.has(found.id),
             runbook=runbook_of.of_recovery(found.stage),
             audit=folded(lines),
             person_of=person_of,

@@ -45,9 +45,20 @@ MODES: Final[Mapping[str, str]] = {
 DIFFERENCES: Final[Mapping[str, str]] = {
     "attempt": N_("Attempt"),
     "first_step": N_("First step"),
+    "verl_version": N_("verl version"),
+    "left_out": N_("Left out"),
+    "skip_steps": N_("Batches skipped"),
     RESUME_MODE: RESUME_MODE,
     RESUME_PATH: RESUME_PATH,
 }
+RUNGS: Final[Mapping[str, str]] = {
+    "checkpoint": N_("checkpoint: go back to a sound one"),
+    "config": N_("config: another configuration"),
+    "version": N_("version: another verl"),
+    "infra": N_("infra: leave a node or GPU out"),
+    "person": N_("a person"),
+}
+"""Of the ladder, from the bottom."""
 DONE: Final = ("succeeded", "failed", "refused", "aborted", "observed")
 
 Decision = Literal["approve", "refuse", "abort", "acknowledge"]
@@ -134,6 +145,12 @@ class Choice:
 def choices(recovery: Recovery) -> list[Choice]:
     target = recovery.planned_target_step
     return [Choice(it, it.step == target, target is not None and it.step > target) for it in recovery.candidates]
+
+
+def only_resumes(recovery: Recovery) -> bool:
+    """Nothing but where it goes on is different in the next attempt."""
+    mine = (RESUME_MODE, RESUME_PATH, "attempt", "first_step")
+    return all(one.name in mine for one in recovery.changes)
 
 
 def left_behind(recovery: Recovery) -> Sequence[int]:

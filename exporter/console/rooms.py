@@ -16,6 +16,7 @@ from exporter.console.audit_page import audit_pages
 from exporter.console.errors import guarded
 from exporter.console.incident_page import incident_pages
 from exporter.console.languages import N_
+from exporter.console.postmortem_page import postmortem_pages
 from exporter.console.recovery_page import recovery_pages
 from exporter.console.run_page import run_pages
 from exporter.console.runbooks import runbook_pages
@@ -31,6 +32,7 @@ PAGES: Final[Sequence[Callable[[Console], list[HTTPRouteHandler]]]] = (
     runs_pages,
     incident_pages,
     recovery_pages,
+    postmortem_pages,
     audit_pages,
     run_pages,
     series_pages,
