@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from exporter.coupling import place
+from exporter.coupling import Place, hang_together, place
 from exporter.protocol import Rung
 from exporter.recovery.facts import OpenIncident, RunFacts
 from exporter.recovery.policy import DAY_SECONDS, RecoveryPolicy
@@ -105,11 +106,26 @@ def _came_back(previous: Recovery, evidence: Sequence[OpenIncident], facts: RunF
     if previous.action == "stop" or not policy.no_progress_steps or facts.attempt != previous.new_attempt:
         return False
     proved = previous.last_step or previous.resumed_from or 0
-    before = {place(data["detector"], data["signal"])[:2] for data in previous.incidents}
+    before = [place(data["detector"], data["signal"]) for data in previous.incidents]
     return any(
-        place(one.detector, one.signal)[:2] in before and one.onset - proved <= policy.no_progress_steps
+        one.onset - proved <= policy.no_progress_steps
+        and any(_one_failure(place(one.detector, one.signal), other) for other in before)
         for one in evidence
     )
+
+
+_OF_TRAINING: Final = ("configuration", "optimisation", "length")
+
+
+def _one_failure(one: Place, other: Place) -> bool:
+    """Whether two findings may be of one failure that came twice.
+
+    A collapse of the training shows in other signals the second time: first in the KL, then in the reward. A full
+    memory, a slow step and a process that died are each a failure of their own.
+    """
+    if one.kind in _OF_TRAINING and other.kind in _OF_TRAINING:
+        return hang_together(one.kind, other.kind)
+    return one[:2] == other[:2]
 
 
 def cooldown_left(history: Sequence[Recovery], policy: RecoveryPolicy, now: float) -> tuple[Recovery, float] | None:

@@ -196,6 +196,26 @@ def test_the_same_failure_soon_after_a_success_goes_on_with_the_next_rung(ladder
     assert (second.rung, second.climbed_from, scene.recovery(first.id).climbed_to) == ("config", first.id, second.id)
 
 
+@pytest.mark.parametrize(
+    ("detector", "signal", "rung"),
+    [
+        ("reward", "reward", "config"),  # training collapsed again, and this time it shows here first
+        ("trainer_exited", "process", "checkpoint"),
+        ("memory", "gpu_memory", "checkpoint"),
+    ],
+)
+def test_a_collapse_that_shows_in_another_signal_is_the_same_failure_and_a_crash_is_not(
+    ladder: Callable[..., Scene], detector: str, signal: str, rung: str
+) -> None:
+    scene = ladder(no_progress_steps=20, triggers=(Trigger(detectors=("non_finite", detector)),), agreement=1)
+    first = scene.carry_out(scene.fail_with(failure()), attempt=3)
+    scene.now += 10_000
+    other = replace(failure(3, onset=(first.last_step or 0) + 5), detector=detector, signal=signal)
+    scene.facts = replace(scene.facts, incidents=(other,), step=other.onset)
+    assert scene.alert(other, starts_at="2026-01-02T00:00:00Z").outcome == "planned"
+    assert newest(scene).rung == rung
+
+
 def test_the_same_failure_long_after_a_success_begins_at_the_bottom(ladder: Callable[..., Scene]) -> None:
     scene = ladder(no_progress_steps=20)
     first = scene.carry_out(scene.fail_with(failure()), attempt=3)
