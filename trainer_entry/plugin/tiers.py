@@ -13,7 +13,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from trainer_entry.plugin.hooks.clean_stop import REQUEST_NAME, read_request
 from trainer_entry.plugin.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -74,6 +73,8 @@ class TierThread:
 
     def _ended_by_itself(self) -> bool:
         """Not by an error, and not because somebody asked for a stop, after which the run may go on."""
+        from trainer_entry.plugin.hooks.clean_stop import REQUEST_NAME, read_request
+
         directory = self._runtime.settings.state_dir
         asked = directory is not None and read_request(directory / REQUEST_NAME, self._runtime.settings.attempt)
         return self._runtime.exit_code == 0 and not asked

@@ -100,6 +100,9 @@ class LocalStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             sent = 0
+            with contextlib.suppress(FileNotFoundError):
+                if os.lstat(part).st_nlink > 1:  # linked by an attempt that was killed: never to be written to
+                    part.unlink()
             if not path.exists():
                 shared = share and not part.exists() and link_file(content.path, part) is not None
                 sent = 0 if shared else self._append(part, content, pace)
@@ -163,8 +166,6 @@ class LocalStore:
         self._room(part, content.size)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
-            if os.fstat(descriptor).st_nlink > 1:
-                raise StoreError(f"{part} has a second name, so it is not written to.", "other")
             comparing = os.fstat(descriptor).st_size > 0
             offset = 0
             for chunk in content.chunks(pace):
