@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from demo.client import ExporterApi
 from demo.course import POLL_SECONDS, Course
@@ -167,6 +168,10 @@ def prepare(out: Path) -> None:
         raise StartError(f"The output folder {out} cannot be written: {error.strerror or error}.") from error
 
 
+_STYLES = {"recovered": "green", "proof": "green", "change": "cyan", "did not hold": "yellow", "held for now": "yellow"}
+"""By how the name of a moment ends."""
+
+
 def _report(result: Result, out: Path, console: Console) -> None:
     (out / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
     table = Table(title="Timeline", title_justify="left", show_header=True, header_style="bold")
@@ -174,7 +179,12 @@ def _report(result: Result, out: Path, console: Console) -> None:
     table.add_column("seconds", justify="right")
     table.add_column("", overflow="fold")
     for moment in result.timeline:
-        table.add_row(moment.name, "-" if moment.seconds is None else f"{moment.seconds:.1f}", moment.note)
+        if moment.name.endswith(": plan"):
+            table.add_section()  # one for each rung
+        style = next((style for word, style in _STYLES.items() if moment.name.endswith(word)), "")
+        table.add_row(
+            moment.name, "-" if moment.seconds is None else f"{moment.seconds:.1f}", Text(moment.note), style=style
+        )
     console.print(table)
     numbers = result.summary
     if numbers["recovery_seconds"] is not None:

@@ -102,8 +102,8 @@ def _of_recovery(recovery: Mapping[str, Any] | None, observation: Observation) -
         return dict.fromkeys(names)
     times = recovery["times"]
     resumed_step, resumed_at = observation.first_steps.get(recovery["new_attempt"] or 0, (None, None))
-    # One that climbs answers no alert of its own: it begins when the one before did not hold.
-    begun = times.get("planned") if recovery["climbed_from"] else times.get("alert_received")
+    # One that follows a recovery that failed answers no alert of its own: it begins when that one did not hold.
+    begun = times["planned"] if times["alert_received"] is None else times["alert_received"]
     return {
         "action": recovery["action"],
         "target_step": recovery["target_step"],

@@ -286,8 +286,21 @@ def test_a_climb_tells_every_rung_with_its_change_its_proof_and_what_was_passed_
     told = {moment.name: moment.note for moment in result.timeline}
     assert told["config: change"] == f"{RATE}: 0.01 -> 0.0001"
     assert told["config: proof"] == f"{RATE}: wanted 0.0001, the checkpoint brought 0.0025, in effect 0.0001"
-    # It begins when the rung before did not hold: at 1104.1, to 1144.0.
+    assert result.summary["recovery_seconds"] == 40.0
+
+
+def test_a_rung_that_follows_a_failed_one_begins_when_that_one_did_not_hold() -> None:
+    follows = second()
+    follows["times"]["alert_received"] = None
+    seen = climbed(recovery(stage="failed", outcome="Attempt 2 failed too", climbed_to="r2"), follows)
+
+    result = conclude(SCENARIOS["bad_config"], seen)
+
+    assert result.ok
     assert result.summary["recovery_seconds"] == 39.9
+    assert {moment.name: moment.note for moment in result.timeline}[
+        "checkpoint: did not hold"
+    ] == "Attempt 2 failed too"
 
 
 def test_pages_of_attempts_that_were_recovered_from_are_true_and_later_ones_are_not() -> None:
