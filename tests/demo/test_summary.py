@@ -35,6 +35,7 @@ def recovery(**changes: Any) -> dict[str, Any]:
         "started": 1009.0,
         "first_healthy_step": 1044.0,
         "succeeded": 1050.0,
+        "finished": 1050.0,
     }
     return {
         "id": "r1",
