@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, get_args
 
 from tests.chaos.moments import STAGES, Moment
-from tests.chaos.play import NOT_RECOVERED, RECOVERED, Act, Scenario
+from tests.chaos.play import ANY_END, NOT_RECOVERED, RECOVERED, Act, Scenario
 from tests.chaos.verdict import End
 from tests.chaos.world import DISKS, LINKS, Victim, World
 
@@ -20,6 +20,9 @@ MAIN: tuple[Moment, ...] = ("before_alert", "commanded", "stopping", "verifying"
 HOURS = 3600.0
 STOPPED: frozenset[End] = frozenset({"stopped"})
 APPROVE = {"mode": "approve"}
+RATE = "actor_rollout_ref.actor.optim.lr"
+CLIMBS: Mapping[str, Any] = {"config": {"source": "adjust", "adjust": {RATE: {"multiply": 0.01}}}}
+"""A ladder whose second rung has something to do; with a fault ``rate`` the first does not hold."""
 
 
 def catalogue() -> list[Scenario]:
@@ -165,8 +168,18 @@ def _failing_again() -> Iterator[Scenario]:
             f"{first}, and {second} in the attempt that was to recover from it",
             (Act("before_alert", partial(_inject, second, (2,))),),
             fault=first,
-            ends=RECOVERED,
+            # An attempt that died says nothing of the checkpoint. One that failed by itself disproves the rung, and
+            # this ladder has no higher one that would have anything to do.
+            ends=RECOVERED if second == "crash" else STOPPED,
         )
+    for steps, when in ((2, "at once"), (8, "after it had succeeded")):
+        yield _climbing(f"again rate {when}", f"a ruinous rate undoes the first recovery {when}", (), steps)
+    yield _climbing(
+        "again rate then crash",
+        "a ruinous rate, and a crash in the attempt of the second rung",
+        (Act("before_alert", partial(_inject, "crash", (3,))),),
+        2,
+    )
     for kind in ("nan", "crash", "hang"):
         yield Scenario(
             f"again {kind} for ever",
@@ -217,10 +230,18 @@ def _at(
     if stage == "awaiting_approval":
         acts, recovery = (*acts, Act(0.0, _approve_if_possible)), APPROVE
     elif stage == "climbing":
-        acts = (Act("before_alert", partial(_inject, "nan", (2,))), *acts)
+        return _climbing(name, what, acts, 2, ends=ends, **more)
     if ends is not None:
         more["ends"] = ends
     return Scenario(name, what, acts, recovery=recovery, **more)
+
+
+def _climbing(
+    name: str, what: str, acts: tuple[Act, ...], steps: int, ends: frozenset[End] | None = RECOVERED, **more: Any
+) -> Scenario:
+    """A scenario in which the first rung does not hold, and the second does: another learning rate."""
+    words = {RATE: "1e-4", "chaos.ruin_after": str(steps)}
+    return Scenario(name, what, acts, "rate", ends or ANY_END, recovery=CLIMBS, words=words, **more)
 
 
 def _approve_if_possible(world: World) -> None:

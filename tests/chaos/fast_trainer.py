@@ -10,9 +10,9 @@ What it leaves in ``chaos.evidence`` is what the invariants are judged by (:mod:
 first one alive.
 
 Options, as Hydra words: ``chaos.step_seconds``, ``chaos.save_freq``, ``chaos.start_seconds``, ``chaos.stop_seconds``,
-``chaos.steps``, ``chaos.url`` (its way to the exporter), ``chaos.ruinous=RATE`` (a learning rate above it ruins the
-weights a few steps after each start). Faults are read from ``chaos.evidence/faults.json``: a list of
-``{"kind": "nan|hang|crash", "attempts": [1, 2]}``.
+``chaos.steps``, ``chaos.url`` (its way to the exporter), ``chaos.ruin_after``. Faults are read from
+``chaos.evidence/faults.json``: a list of ``{"kind": "nan|hang|crash|rate", "attempts": [1, 2]}``. With ``rate`` the
+weights are ruined ``chaos.ruin_after`` steps later, in every attempt whose learning rate is ruinous.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainer_entry.push import PushClient
 from trainer_entry.settings import read_settings
 
 RATE = "actor_rollout_ref.actor.optim.lr"
-RUIN_AFTER_STEPS = 6
+RUINOUS_RATE = 1e-5
 WORKER = """
 import fcntl, json, os, sys, time
 lock = os.open(sys.argv[1] + "/worker.lock", os.O_RDWR | os.O_CREAT)
@@ -189,7 +189,6 @@ class FastTrainer:
         worker = subprocess.Popen([sys.executable, "-S", "-E", "-c", WORKER, str(self.evidence), str(self.attempt)])
         time.sleep(float(self.words.get("chaos.start_seconds", "0.2")))
         self.restore()
-        began = self.step
         changes = self.changes()
         rate = float(self.words.get(RATE, "1e-6"))
         self.note(
@@ -201,7 +200,7 @@ class FastTrainer:
         if RATE in changes.get("settings", {}):
             wanted = changes["settings"][RATE]
             self.client.event(SettingApplied(time=time.time(), name=RATE, wanted=wanted, found=rate, ok=True))
-        code = self.loop(worker, began, rate)
+        code = self.loop(worker, rate)
         self.client.event(RunFinished(time=time.time(), exit_code=code))
         self.client.close(2.0)
         worker.kill()
@@ -210,9 +209,9 @@ class FastTrainer:
         print("done", flush=True)
         return code
 
-    def loop(self, worker: subprocess.Popen[bytes], began: int, rate: float) -> int:
+    def loop(self, worker: subprocess.Popen[bytes], rate: float) -> int:
         phases = self.client.phases
-        limit = float(self.words.get("chaos.ruinous", "inf"))
+        steps_to_ruin = int(self.words.get("chaos.ruin_after", "2"))
         while self.step < int(self.words.get("chaos.steps", "100000")):
             token, inner = phases.begin("step"), phases.begin("gen")
             fault = self.fault()
@@ -228,7 +227,8 @@ class FastTrainer:
                 print("ray.exceptions.ActorDiedError: the worker died", flush=True)
                 os._exit(1)
             self.step += 1
-            if fault == "nan" or (rate > limit and self.step >= began + RUIN_AFTER_STEPS):
+            steps_to_ruin -= fault == "rate" and rate > RUINOUS_RATE
+            if fault == "nan" or steps_to_ruin == 0:
                 self.ruined = True
             phases.end(inner)
             asked = self.stop_asked()

@@ -22,6 +22,7 @@ End = Literal["recovered", "stopped", "observed", "undecided"]
 HEALTHY_STEPS = 6
 SETTLE_SECONDS = 3.0
 FINDINGS = {"VerlNonFinite", "VerlPhaseStalled"}
+ACTIVE = ("planned", "commanded", "stopping", "starting", "verifying")
 FINAL = ("succeeded", "failed")
 
 
@@ -94,7 +95,8 @@ def who_is_told(world: World, run: Run) -> str:
 
 def _under_way(world: World, run: Run) -> bool:
     """Whether somebody may still do something by itself; an exporter that is down for ever does nothing any more."""
-    commanded = run.supervisor.running() and any(one["state"] not in FINAL for one in run.witness.commands())
-    active = ("planned", "commanded", "stopping", "starting", "verifying")
-    recorded = any(one["stage"] in active for one in run.witness.recoveries())
-    return commanded or (recorded and world.exporter.running())
+    recoveries = run.witness.recoveries()
+    active = {one["id"] for one in recoveries if one["stage"] in ACTIVE}
+    over = {one["id"] for one in recoveries} - active
+    carried = {one["id"] for one in run.witness.commands() if one["state"] not in FINAL}
+    return (bool(active) and world.exporter.running()) or (bool(carried - over) and run.supervisor.running())
