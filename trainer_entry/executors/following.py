@@ -22,10 +22,14 @@ NOT_SUBMITTED = 69
 """Exit code where there is no job: the cluster cannot be asked, or refused. The sentence is in the output."""
 NOBODY_SAW = 1
 ENDED_BY_SOMEBODY = 143
+PUT_BACK = 75
+"""The cluster took the job off its machines to start it again later, which would be a start that nobody decided on."""
 
 TELL_SECONDS = 60.0
 NOTE_SECONDS = 5.0
-MAX_BEHIND = 64 * 1024 * 1024
+QUIET_SECONDS = 1.0
+LOG_SECONDS = 60.0
+"""How long nothing of the log may come after the job's end until it is given up."""
 STOP_SECONDS = 600.0
 """How long the end of a job is asked for. The supervisor's own limits are shorter, and it confirms what is left."""
 
@@ -95,6 +99,8 @@ class Shadow:
                 state = self._ask()
                 if state is not None and not state.alive:
                     return self._over(state)
+                if state is not None and state.put_back:
+                    return self._put_back(state)
             if not more:
                 time.sleep(min(0.2, self._executor.poll_seconds))
 
@@ -114,20 +120,36 @@ class Shadow:
     def _end(self) -> int:
         self._say(f"ending job {self._record.id}")
         try:
-            state = end_job(self._executor, self._record, self._job.directory, STOP_SECONDS, meanwhile=self._copy)
+            state = end_job(self._executor, self._record, self._job.directory, QUIET_SECONDS = 1.0
+LOG_SECONDS = 60.0
+"""How long nothing of the log may come after the job's end until it is given up."""
+STOP_SECONDS, meanwhile=self._copy)
         except ExecutorError as error:
             self._say(f"The job could not be ended. {error}")
             return ENDED_BY_SOMEBODY
         return self._over(state)
 
+    def _put_back(self, state: JobState) -> int:
+        self._say(
+            f"job {self._record.id} was put back into the queue ({state.detail}), as after a node failed or when it "
+            "has to give way; it does not start again by itself, and is ended"
+        )
+        code = self._end()
+        self._note(exit_code=PUT_BACK)
+        return PUT_BACK if code == ENDED_BY_SOMEBODY else code
+
     def _over(self, state: JobState) -> int:
         # What was printed last may still be on its way from another machine.
-        quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < 1.0:
+        quiet_since = last = time.monotonic()
+        while last - quiet_since < QUIET_SECONDS or not self._executor.log_ended(self._record.id):
             if self._copy():
                 quiet_since = time.monotonic()
+            elif last - quiet_since > LOG_SECONDS:
+                self._say("the rest of the job's log could not be had")
+                break
             else:
                 time.sleep(0.05)
+            last = time.monotonic()
         if words := getattr(self._executor, "last_words", lambda: "")():
             self._write(words.encode() + b"\n")
         if state.state == "stopped":

@@ -41,6 +41,8 @@ class JobState:
     """As a shell shows it: 128 + signal for a job that a signal ended. None while it runs, or where nobody says."""
     detail: str = ""
     """The cluster's own words, short."""
+    put_back: bool = False
+    """It waits again after it had begun, which would be a start that nobody decided on."""
 
     @property
     def alive(self) -> bool:
@@ -92,6 +94,10 @@ class Executor(Protocol):
 
     def log(self, job_id: str, offset: int) -> bytes:
         """At most ``LOG_PIECE`` bytes of what it printed, from ``offset`` on; empty where there is no more now."""
+        ...
+
+    def log_ended(self, job_id: str) -> bool:
+        """Of a job that is over: whether all that it printed was taken."""
         ...
 
     def call_off(self, name: str, directory: Path, *, submitted: bool) -> None:

@@ -106,6 +106,10 @@ class RayJobs:
             self._tail = LogTail(self._given.address, job_id, self._headers(), self._ssl(), offset)
         return self._tail.take()
 
+    def log_ended(self, job_id: str) -> bool:
+        """When Ray has closed the stream."""
+        return self._tail is not None and self._tail.ended
+
     def call_off(self, name: str, directory: Path, *, submitted: bool) -> None:
         """Use the name up, so that a submission under way is refused."""
         if not submitted and self.state(name).state == "unknown":

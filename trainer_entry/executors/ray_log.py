@@ -33,6 +33,7 @@ class LogTail:
         self._arrived = offset
         self._lock = threading.Condition()
         self._closed = False
+        self._ended = False
         self.offset = offset
         self._thread = threading.Thread(target=self._follow, name="verl-sentinel-ray-log", daemon=True)
         self._thread.start()
@@ -46,6 +47,12 @@ class LogTail:
             self._lock.notify_all()
         return piece
 
+    @property
+    def ended(self) -> bool:
+        """True when Ray has closed the stream after the job's last byte, and all of it was taken."""
+        with self._lock:
+            return self._ended and not self._held
+
     def close(self) -> None:
         """Stop following; the thread ends by itself."""
         with self._lock:
@@ -53,13 +60,13 @@ class LogTail:
             self._lock.notify_all()
 
     def _follow(self) -> None:
-        while not self._closed:
+        while not self._closed and not self._ended:
             # aiohttp has many errors, and whether the job lives is asked for elsewhere: the stream is opened again.
             with contextlib.suppress(Exception):
                 asyncio.run(self._stream())
             deadline = time.monotonic() + _AGAIN_SECONDS
             with self._lock:
-                while not self._closed and time.monotonic() < deadline:
+                while not self._closed and not self._ended and time.monotonic() < deadline:
                     self._lock.wait(_AGAIN_SECONDS)
 
     async def _stream(self) -> None:
@@ -83,6 +90,7 @@ class LogTail:
                     continue
                 await self._hold(body[skip:])
                 skip = 0
+            self._ended = socket.close_code == aiohttp.WSCloseCode.OK
 
     async def _hold(self, body: bytes) -> None:
         while not self._closed:

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainer_entry.executors import slurm_commands as commands
@@ -42,7 +43,8 @@ class Slurm:
             return found[-1]
         if start_was_taken(job.directory):
             raise Refused(f"The job {job.name} ran already, and Slurm has forgotten it; it is not submitted again.")
-        exclude = self._nodes(job.exclude)
+        words = list(self._given.sbatch)
+        exclude = [*_take_exclude(words), *self._nodes(job.exclude)]
         if self._given.requeue:
             from trainer_entry.executors.slurm_requeue import requeue
 
@@ -54,7 +56,7 @@ class Slurm:
             start_file(job, 0)
         except (OSError, StateError) as error:
             raise Refused(f"The job's files cannot be written: {getattr(error, 'strerror', None) or error}.") from error
-        answer = commands.run(["sbatch", *self._options(job, exclude), str(script)], self._environ)
+        answer = commands.run(["sbatch", *self._options(job, words, exclude), str(script)], self._environ)
         if answer.code == 0:
             job_id = answer.out.strip().split(";")[0]
             if commands.is_id(job_id):
@@ -71,7 +73,9 @@ class Slurm:
 
     def state(self, job_id: str) -> JobState:
         """As the controller or accounting says; a job whose processes are still being ended counts as running."""
-        return commands.show(job_id, self._environ).state
+        shown = commands.show(job_id, self._environ)
+        begins = self._directory / FOLDER / f"start-{shown.restarts}"
+        return replace(shown.state, put_back=shown.state.state == "pending" and not begins.exists())
 
     def stop(self, job_id: str, *, force: bool = False) -> None:
         """scancel: SIGTERM to all that the job runs, and after the site's KillWait SIGKILL; ``force``: SIGKILL now."""
@@ -91,6 +95,10 @@ class Slurm:
         except OSError as error:
             raise CannotAsk(f"The job's log {self._directory / LOG} cannot be read: {error.strerror}.") from None
 
+    def log_ended(self, job_id: str) -> bool:
+        """A file has no end mark: what a node wrote last is seen a moment later."""
+        return True
+
     def call_off(self, name: str, directory: Path, *, submitted: bool) -> None:
         """Take the start files away: a job that comes later finds none."""
         folder = directory / FOLDER
@@ -105,9 +113,7 @@ class Slurm:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _options(self, job: Job, exclude: list[str]) -> list[str]:
-        given = list(self._given.sbatch)
-        theirs = _take_exclude(given)
+    def _options(self, job: Job, given: list[str], exclude: list[str]) -> list[str]:
         return [
             *given,
             "--parsable",
@@ -116,7 +122,7 @@ class Slurm:
             f"--output={_literal(job.directory / FOLDER / 'slurm.log')}",
             "--open-mode=append",
             "--requeue" if self._given.requeue else "--no-requeue",
-            *([f"--exclude={','.join([*theirs, *exclude])}"] if theirs or exclude else []),
+            *([f"--exclude={','.join(exclude)}"] if exclude else []),
         ]
 
     def _after_lost_answer(self, job: Job, failed: CannotAsk) -> str:

@@ -49,7 +49,9 @@ def requeue(job: Job, exclude: list[str], environ: Mapping[str, str]) -> str:
     except OSError as error:
         raise Refused(f"The job's folder cannot be linked: {error.strerror}.") from None
     start_file(job, shown.restarts)
-    changes = [f"JobId={job_id}", f"JobName={job.name}", f"ExcNodeList={','.join(exclude)}"]
+    # Slurm keeps a job that was put back for two minutes, so that no node takes its new start for the one that was
+    # revoked. The nodes compare times to the second, so a few seconds are enough where the clocks agree.
+    changes = [f"JobId={job_id}", f"JobName={job.name}", f"ExcNodeList={','.join(exclude)}", "StartTime=now+5"]
     for words in (["update", *changes], ["release", job_id]):
         commands.checked(["scontrol", *words], environ)
     return job_id
