@@ -27,7 +27,10 @@ CLIMBS: Mapping[str, Any] = {"config": {"source": "adjust", "adjust": {RATE: {"m
 
 def catalogue() -> list[Scenario]:
     """Every scenario of the list, in a fixed order; names are unique."""
-    families = (_plain, _kills, _network, _webhooks, _disks, _clocks, _pairs, _failing_again, _two_runs, _frozen)
+    families = (
+        *(_plain, _kills, _late, _network, _webhooks, _disks, _clocks, _pairs, _failing_again, _two_runs, _frozen),
+        _second_supervisor,
+    )
     return [scenario for family in families for scenario in family()]
 
 
@@ -62,6 +65,25 @@ def _kills() -> Iterator[Scenario]:
             what = f"SIGKILL to the {victim} at the stage {stage}, and nothing starts it again"
             name = f"kill {victim} at {stage} for ever"
             yield _at(stage, name, what, partial(_kill, victim, stays_down=True), patience=150.0)
+
+
+def _late() -> Iterator[Scenario]:
+    """What was killed is started again by a person, long after the exporter has given the recovery up."""
+    for victim in ("supervisor", "exporter"):
+        for stage in STAGES:
+            yield _at(
+                stage,
+                f"late {victim} killed at {stage}",
+                f"SIGKILL to the {victim} at the stage {stage}, and a start forty seconds later",
+                partial(_kill, victim, stays_down=True),
+                then=(Act(40.0, partial(_revive, victim)),),
+            )
+
+
+def _second_supervisor() -> Iterator[Scenario]:
+    for stage in MAIN:
+        what = f"somebody starts a second supervisor of the run at the stage {stage}"
+        yield _at(stage, f"second supervisor at {stage}", what, _start_a_second, RECOVERED)
 
 
 def _network() -> Iterator[Scenario]:
@@ -222,13 +244,14 @@ def _at(
     what: str,
     do: Callable[[World], object],
     ends: frozenset[End] | None = None,
+    then: tuple[Act, ...] = (),
     **more: Any,
 ) -> Scenario:
-    """A scenario with one act at that stage, and with what it takes to come there."""
-    acts: tuple[Act, ...] = (Act(stage, do),)
+    """A scenario with one act at that stage, with what it takes to come there, and with what follows."""
+    acts: tuple[Act, ...] = (Act(stage, do), *then)
     recovery: Mapping[str, Any] = {}
     if stage == "awaiting_approval":
-        acts, recovery = (*acts, Act(0.0, _approve_if_possible)), APPROVE
+        acts, recovery = (acts[0], *then, Act(0.0, _approve_if_possible)), APPROVE
     elif stage == "climbing":
         return _climbing(name, what, acts, 2, ends=ends, **more)
     if ends is not None:
@@ -258,6 +281,15 @@ def _kill(victim: Victim, world: World, *, stays_down: bool = False) -> None:
 
 def _inject(kind: str, attempts: tuple[int, ...], world: World) -> None:
     world.run.inject(kind, *attempts)
+
+
+def _revive(victim: Victim, world: World) -> None:
+    world.revive(victim)
+
+
+def _start_a_second(world: World) -> None:
+    code = world.start_a_second_supervisor()
+    assert code == 75, f"a second supervisor of the run was not refused: {code}"
 
 
 def _kill_all(victims: tuple[Victim, ...], world: World) -> None:

@@ -6,13 +6,14 @@ Made by :mod:`tests.chaos.world`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.programs import Program
-from tests.chaos.witness import Witness
+from tests.chaos.witness import Witness, found_by
 
 HERE = Path(__file__).resolve().parent
 
@@ -53,7 +54,7 @@ class Run:
             "+chaos.url": urls["trainer"],
             **words,
         }
-        env = {
+        self.env = {
             **environment,
             "VERL_SENTINEL_TOKEN_FILE": str(token),
             "VERL_SENTINEL_PYTHON": sys.executable,
@@ -70,8 +71,17 @@ class Run:
                 *(f"{key}={value}" for key, value in all_words.items()),
             ],
             out / "logs" / f"supervisor-{name}.log",
-            env,
+            self.env,
         )
+
+    def pids_of(self, victim: str) -> list[int]:
+        """Live processes of the run by what they are: ``trainer``, ``worker``, ``attempt``, ``script``."""
+        if victim == "trainer":
+            return [one["pid"] for one in self.witness.trainers()]
+        if victim == "worker":
+            return self.witness.workers()
+        words = (b"trainer_entry.supervisor.attempt",) if victim == "attempt" else (b"/rules/rollback/",)
+        return found_by(*words, os.fsencode(self.state))
 
     def inject(self, kind: str, *attempts: int) -> None:
         """From now on, the trainer has this fault in these attempts."""

@@ -38,7 +38,9 @@ LINKS = (
 )
 DISKS = ("exporter", "state", "checkpoints")
 DISK_BYTES = 24 * 1024 * 1024
-Victim = Literal["supervisor", "exporter", "trainer", "worker", "prometheus", "alertmanager"]
+Victim = Literal["supervisor", "exporter", "trainer", "worker", "prometheus", "alertmanager", "attempt", "script"]
+"""``attempt``: the attempt process between supervisor and trainer. ``script``: the rollback script, while it runs."""
+OF_A_RUN = ("trainer", "worker", "attempt", "script")
 RECOVERY: Mapping[str, Any] = {
     "mode": "auto",
     "trigger": "alertmanager",
@@ -197,8 +199,8 @@ class World:
     def kill(self, victim: Victim, *, stays_down: bool = False, run: Run | None = None) -> None:
         """SIGKILL. An init starts the four services again after a second, but not with ``stays_down``."""
         run = run or self.run
-        if victim in ("trainer", "worker"):
-            pids = [one["pid"] for one in run.witness.trainers()] if victim == "trainer" else run.witness.workers()
+        if victim in OF_A_RUN:
+            pids = run.pids_of(victim)
             for pid in pids:
                 _send(pid, signal.SIGKILL)
             self.say(f"killed the {victim} of {run.name}: {pids or 'there was none'}")
@@ -210,8 +212,8 @@ class World:
     def freeze(self, victim: Victim, seconds: float, run: Run | None = None) -> None:
         """SIGSTOP, and SIGCONT after so many seconds."""
         run = run or self.run
-        if victim in ("trainer", "worker"):
-            pids = [one["pid"] for one in run.witness.trainers()] if victim == "trainer" else run.witness.workers()
+        if victim in OF_A_RUN:
+            pids = run.pids_of(victim)
             for pid in pids:
                 _send(pid, signal.SIGSTOP)
             self.later(seconds, lambda: _thaw(pids))
@@ -221,6 +223,24 @@ class World:
         program.freeze()
         self.later(seconds, program.thaw)
         self.say(f"froze the {program.name} for {seconds:g} s")
+
+    def revive(self, victim: Victim, run: Run | None = None) -> None:
+        """A person starts again what was to stay down."""
+        program = (run or self.run).supervisor if victim == "supervisor" else self._service(victim)
+        program.kept = True
+        program.start()
+        self.say(f"started the {program.name} again")
+
+    def start_a_second_supervisor(self) -> int | None:
+        """Somebody starts a second supervisor of the run; the exit code with which it goes, None if it stays."""
+        second = Program("second supervisor", self.run.supervisor.argv, self.out / "logs" / "second.log", self.run.env)
+        second.start()
+        with contextlib.suppress(TimeoutError):
+            self.wait(lambda: not second.running(), 15.0, "the second supervisor to go")
+        code = second.exit_code()
+        second.end()
+        self.say(f"started a second supervisor of the run: it went with {code}")
+        return code
 
     def disturb(self, link: str, condition: Condition, seconds: float | None) -> None:
         """Cut, silence or slow a wire, for so many seconds or for ever."""
