@@ -90,6 +90,12 @@ class Lines:
         about = message.split(" ", 1)[0]
         if f"{path}.{about}" in self.lines:
             return self.lines[f"{path}.{about}"]
+        if "[...]" in path:
+            # msgspec does not say which entry of a mapping it is; where only one has that setting, that is it.
+            entry = re.escape(path).replace(re.escape("[...]"), r"\.[^\[\]]+") + rf"\.{re.escape(about)}"
+            found = [key for key in self.lines if re.fullmatch(entry, key)]
+            if len(found) == 1:
+                return self.lines[found[0]]
         while path not in self.lines and path != "$":
             path = re.sub(r"(\.[^.\[\]]+|\[[^\]]*\])$", "", path) or "$"
         return self.lines.get(path, 1)

@@ -26,6 +26,8 @@ class Assessment:
     """Every checkpoint, newest step first; the first eligible one is the target."""
     spoilt: bool
     """The weights since the onset are in doubt."""
+    note: str = ""
+    """What is odd about the target, the end of a sentence."""
 
     @property
     def target(self) -> Candidate | None:
@@ -41,7 +43,8 @@ class Assessment:
         )
         where = "no checkpoint is eligible" if target is None else f"the target is the checkpoint of step {target.step}"
         weights = "the weights since then are in doubt" if self.spoilt else "the weights are sound"
-        said = f"It began at step {self.onset}, {weights}; of what was saved up to step {self.not_after_step}, {where}."
+        found = f"of what was saved up to step {self.not_after_step}, {where}{self.note}"
+        said = f"It began at step {self.onset}, {weights}; {found}."
         return StageResult(stage="assessment", result=said, refused=refused[:MOST_SAID])
 
 

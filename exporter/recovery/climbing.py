@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from exporter.detectors.base import Severity
-from exporter.recovery.assessment import assess
+from exporter.recovery.assessment import Assessment, assess
 from exporter.recovery.evidence import Evidence, incident_data
 from exporter.recovery.facts import OpenIncident, RunFacts
 from exporter.recovery.history import Standing, next_rung, spent_today
@@ -65,6 +66,8 @@ def climb(
     gathered = Evidence(every, len(every), 1, certain=True)
     # What is open now is judged by its onset in the new attempt; what led to the first recovery keeps its own limit.
     found = assess(every, facts, policy, not_after=failed.not_after_step)
+    if found.target is None:
+        found = _from_the_same(failed, facts, policy) or found
     trigger = next((one for one in every if policy.action_for(one) not in (None, "stop")), None)
     ladder = policy.ladder_for(trigger)
     why = f"recovery {failed.id} has failed on the {failed.rung} rung"
@@ -77,6 +80,22 @@ def climb(
     if plan.action == "stop" and not facts.running:
         return End(plan.considered)  # there is nothing to stop
     return Climb(plan, _joined(failed, new), tuple({*failed.incident_keys, *(one.key for one in new)}))
+
+
+def _from_the_same(failed: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Assessment | None:
+    """The checkpoint that was restored, once more, where nothing older is known.
+
+    A failure right behind it puts it within the margin. But the new attempt cannot have gone wrong before its own first
+    step, and what was found on the attempt before had left that checkpoint unsuspected.
+    """
+    first = [one for one in map(_read, failed.incidents) if one is not None and one.attempt <= failed.attempt]
+    restored, limit = failed.resumed_from, failed.not_after_step
+    if not first or restored is None or limit is None or restored > limit:
+        return None
+    found = assess(first, facts, policy, not_after=restored)
+    if found.target is None:
+        return None
+    return with_fields(found, note=", the one that was restored before, for nothing older is known")
 
 
 def _no_climb(

@@ -287,8 +287,8 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
     """The record of a rollback that nobody has begun, with an older target; None where the planned one is still sound.
 
     While a plan waits, an earlier onset may be found, and a further signal may break with one: what looked sound when
-    the plan was made is then after the onset. The rung stays; where it has nothing to do from the older checkpoint, the
-    run is stopped.
+    the plan was made is then after the onset. What the plan rests on is judged already, and not again. The rung stays;
+    where it has nothing to do from the older checkpoint, the run is stopped.
     """
     if recovery.action != "rollback" or recovery.not_after_step is None or facts.attempt != recovery.attempt:
         return None
@@ -298,7 +298,9 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
         if incident.attempt == recovery.attempt
         and (incident.key in recovery.incident_keys or policy.action_for(incident) is not None)
     )
-    if not evidence or newest_allowed_step(evidence, policy) >= recovery.not_after_step:
+    known_onsets = {data["id"]: data["onset"] for data in recovery.incidents}
+    news = tuple(one for one in evidence if one.onset < known_onsets.get(one.id, one.onset + 1))
+    if not news or newest_allowed_step(news, policy) >= recovery.not_after_step:
         return None
     now = {incident.id: incident_data(incident) for incident in evidence}
     known = [now.pop(data["id"], data) for data in recovery.incidents]

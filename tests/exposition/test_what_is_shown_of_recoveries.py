@@ -22,7 +22,7 @@ class Failing:
     """A run under a supervisor that can fail again and again."""
 
     def __init__(self, folder: Path, **policy: Any) -> None:
-        options = {"success_steps": 1, "triggers": TRIGGERS, "cooldown_seconds": 0.0, **policy}
+        options = {"success_steps": 1, "triggers": TRIGGERS, "cooldown_seconds": 0.0, "no_progress_steps": 0, **policy}
         self.scene = Scene(folder, policy=RecoveryPolicy(**options))
         self.shown = exposition(self.scene)
         self.attempt = 0

@@ -151,7 +151,7 @@ def test_the_policy_is_that_of_an_exporters_file_too(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "margin: 3": "line 1: margin is not a known setting; did you mean margin_steps?",
+    "margin: 3": "line 1: margin is not a known setting; did you mean margins?",
     "mode: auto\nmargin_steps: -1": "line 2: ",
     "triggers: [{detectors: [surg]}]": "did you mean 'surge'?",
     "recovery: {margin: 3}": "margin is not a known setting",
