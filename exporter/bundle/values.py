@@ -14,12 +14,12 @@ from exporter.detectors.base import Severity
 from exporter.detectors.registry import NAMES
 from exporter.protocol import CheckpointChecked, Rung, Tier
 from exporter.recovery.record import ACTIVE, Stage
+from exporter.service.durations import DURATION_BUCKETS
 from exporter.service.exposition import families as f
 from exporter.service.exposition.text import bound
 from exporter.service.goodput import Goodput
 from exporter.service.recorder import COMMIT_BUCKETS
 from exporter.service.run_state import STATES
-from exporter.service.state import DURATION_BUCKETS
 from exporter.service.tiers import PRIMARY
 
 _SEVERITIES: Final = frozenset(one.name.lower() for one in Severity)

@@ -6,11 +6,9 @@ clock, so it comes out the same after a restart.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from exporter.detectors.base import GpuView, LiveView
 from exporter.detectors.setup import RunSetup
@@ -30,6 +28,7 @@ from exporter.protocol import (
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.admission import MAX_INTEGER, MAX_OPEN_PHASES
 from exporter.service.course import Course, began_from, described, keep_few_configs
+from exporter.service.durations import Durations
 from exporter.service.goodput import Goodput
 from exporter.service.gradients import Gradients
 from exporter.service.in_force import InForce
@@ -38,12 +37,6 @@ from exporter.service.phases import PhaseTimes
 from exporter.service.recent import RecentSteps
 from exporter.service.sequences import Sequences
 from exporter.service.tiers import Care
-
-DURATION_BUCKETS = (
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0),
-    *(60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0),
-)
-"""Upper bounds in seconds: from a toy model's step to a large model's."""
 
 SUPERVISED_SECONDS = 30.0
 """A supervisor that was heard within this time tells how the trainer ended; nobody else's word is taken for it."""
@@ -58,19 +51,6 @@ does not come again, so neither are their sequence numbers kept."""
 
 TIDY_SECONDS = 3600.0
 """Between two looks for them."""
-
-
-@dataclass
-class Durations:
-    """A histogram of seconds. What is no number, is negative or without end is no duration, and left out."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS) + 1))
-    total: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        if 0.0 <= seconds < inf:
-            self.counts[bisect_left(DURATION_BUCKETS, seconds)] += 1
-            self.total += seconds
 
 
 @dataclass(slots=True)

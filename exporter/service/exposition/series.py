@@ -15,6 +15,7 @@ from exporter.detectors.base import Expectation, Verdict
 from exporter.incidents import Incident
 from exporter.protocol import GpuReading
 from exporter.recovery.facts import Checkpoint
+from exporter.service.durations import DURATION_BUCKETS
 from exporter.service.exposition import families as f
 from exporter.service.exposition.checkpoint_series import put_care
 from exporter.service.exposition.families import Family
@@ -23,7 +24,6 @@ from exporter.service.exposition.text import Page, histogram, label_set, number,
 from exporter.service.pace import seconds_a_step, seconds_to_end
 from exporter.service.recoveries import RecoveryView
 from exporter.service.run_state import is_silent, run_state
-from exporter.service.state import DURATION_BUCKETS
 from exporter.service.watch import WatchedRun
 
 STALE_READING_SECONDS = 120.0
