@@ -14,8 +14,11 @@ from checkpoint_made import long_ago, ppo, sft
 
 from trainer_entry import checkpoints
 from trainer_entry.checkpoints import Origin, newest_verified, tracker_problem, verify, write_manifest
+from trainer_entry.checkpoints.listed import inventory
 from trainer_entry.checkpoints.problems import CODES, MEANINGS, Problem, told
 from trainer_entry.checkpoints.saved import SAVED_NAME, record_saved
+from trainer_entry.checkpoints.tiers.naming import COPY_NAME, STARTED_NAME
+from trainer_entry.checkpoints.tiers.restoring import RESTORING
 
 Layout = Callable[..., Path]
 LAYOUTS = {"ppo": ppo, "sft": sft}
@@ -144,6 +147,24 @@ def test_each_problem_has_its_name_and_the_checkpoint_before_it_is_taken(
     assert (choice.chosen.step, [refused.problem for refused in choice.refused]) == (4, [code])
 
 
+def test_a_copy_that_was_begun_and_not_finished_is_no_checkpoint(tmp_path: Path, layout: Layout) -> None:
+    directory = layout(tmp_path / "q-step5-00000000", 5, ranks=2)
+    write_manifest(directory, 5)
+    (directory.parent / STARTED_NAME).write_text("{}")
+    assert verify(directory).problem == "half_copy"
+    (directory.parent / COPY_NAME).write_text("{}")
+    assert verify(directory).ok
+
+
+def test_a_restore_that_did_not_finish_is_listed_and_not_chosen(tmp_path: Path) -> None:
+    half = ppo(tmp_path / f"{RESTORING}q-step9-00000000", 9)
+    write_manifest(half, 9)
+    found = inventory(tmp_path)
+    assert [problem.code for problem in found.half] == ["half_copy"]
+    assert found.checkpoints == []
+    assert newest_verified(tmp_path).chosen is None
+
+
 def test_an_empty_file_of_a_full_disk_is_named_too(tmp_path: Path, layout: Layout) -> None:
     write_manifest(layout(tmp_path, 5, ranks=2), 5)
     with_an_empty_file(tmp_path / "global_step_5")
@@ -259,3 +280,11 @@ def test_every_code_has_a_meaning() -> None:
     assert set(MEANINGS) == set(CODES)
     assert told(()) == ""
     assert told((Problem("link", "A."),)) == "A."
+
+
+def test_every_problem_is_explained_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text("utf-8")
+    table = dict(line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith("| `"))
+    assert set(CODES) <= {name.strip("`") for name in table}
+    for code in CODES:
+        assert MEANINGS[code] in table[f"`{code}`"]

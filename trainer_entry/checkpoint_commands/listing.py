@@ -45,7 +45,7 @@ def list_checkpoints(parsed: argparse.Namespace) -> int:
         print(_plain(found.tracker_problem.sentence))
     elif found.tracker is not None:
         print(f"verl's own tracker, {TRACKER_NAME}, names step {found.tracker}.")
-    for sentence in copies.unreachable:
+    for sentence in (*(problem.sentence for problem in found.half), *copies.unreachable):
         print(_plain(sentence))
     return exitcodes.OK
 
@@ -77,6 +77,7 @@ def _document(root: Path, found: Inventory, copies: CopiesFound) -> dict[str, ob
             "problem": {"code": tracker.code, "sentence": tracker.sentence} if tracker else None,
         },
         "checkpoints": [_entry(one, copies) for one in found.checkpoints],
+        "half": [{"code": problem.code, "sentence": problem.sentence, "path": problem.path} for problem in found.half],
         "unreachable": copies.unreachable,
     }
 

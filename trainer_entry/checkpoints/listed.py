@@ -20,6 +20,8 @@ from trainer_entry.checkpoints.problems import CheckpointError, Problem
 from trainer_entry.checkpoints.record import Verified, verified
 from trainer_entry.checkpoints.verification import Verification
 
+_MOST_HALF = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -43,6 +45,8 @@ class Inventory:
     checkpoints: list[Listed]
     tracker: int | None
     tracker_problem: Problem | None
+    half: tuple[Problem, ...] = ()
+    """Restores into this folder that did not finish."""
 
 
 def inventory(
@@ -54,7 +58,9 @@ def inventory(
 ) -> Inventory:
     """Look at everything in a run's folder. Raises CheckpointError (unreadable root)."""
     found = list_checkpoints(root, depth, world_size=world_size, progress=progress)
-    return Inventory([_listed(one) for one in found], tracker_step(root), tracker_problem(root, found))
+    return Inventory(
+        [_listed(one) for one in found], tracker_step(root), tracker_problem(root, found), _half_restored(root)
+    )
 
 
 def size_on_disk(directory: str | os.PathLike[str]) -> int:
@@ -68,6 +74,18 @@ def size_on_disk(directory: str | os.PathLike[str]) -> int:
             if count > MAX_FILES:
                 return total
     return total
+
+
+def _half_restored(root: str | os.PathLike[str]) -> tuple[Problem, ...]:
+    from trainer_entry.checkpoints.tiers.restoring import RESTORING
+
+    try:
+        names = sorted(name for name in os.listdir(root) if name.startswith(RESTORING))[:_MOST_HALF]
+    except OSError:
+        return ()
+    return tuple(
+        Problem("half_copy", f"A restore did not finish ({name}); start it again, it goes on.", name) for name in names
+    )
 
 
 def _listed(verification: Verification) -> Listed:

@@ -77,6 +77,7 @@ def verify(
     try:
         with opened_directory(path) as root:
             refuse_abandoned(root)
+            _refuse_half_copy(path)
             try:
                 manifest = read_manifest(root, step)
             except FileNotFoundError:
@@ -97,6 +98,16 @@ def verify(
         elif problems[0].code not in ("world_size", "not_tried"):
             _forget(path)
     return Verification(not problems, path, step, depth, told(problems), manifest, seconds, problems)
+
+
+def _refuse_half_copy(path: Path) -> None:
+    """A copy in a tier's place is begun with one record beside the checkpoint and ended with another."""
+    from trainer_entry.checkpoints.tiers.naming import COPY_NAME, STARTED_NAME
+
+    if os.path.lexists(path.parent / STARTED_NAME) and not os.path.lexists(path.parent / COPY_NAME):
+        raise CheckpointError(
+            f"It is a half copy: {path.parent.name} was begun and never finished (it has no {COPY_NAME}).", "half_copy"
+        )
 
 
 def _another_world(manifest: Manifest, world_size: int | None) -> tuple[Problem, ...]:
