@@ -88,13 +88,28 @@ def make_plan(
         reason = f"{evidence.needed} signals have to agree or one be certain; so far it is {evidence.witnesses}: {seen}"
         return Refusal("agreement", reason, stages=tuple(stages))
     found = assess(evidence.incidents, facts, policy)
-    stages.append(found.result())
     stand = standing(evidence.incidents, facts, history, policy.ladder_for(incident), policy)
+    found = _where_it_first_was(found, stand, evidence, facts, policy)
+    stages.append(found.result())
     stages.append(stand.result(spent_today(history, policy, now), policy))
     refusal = _held_back(stand, history, policy, now)
     if refusal is not None:
         return Refusal(refusal.kind, refusal.reason, refusal.recovery_id, tuple(stages))
     return plan_for(incident, evidence, found, stand, facts, policy, tuple(stages))
+
+
+def _where_it_first_was(
+    found: Assessment, stand: Standing, evidence: Evidence, facts: RunFacts, policy: RecoveryPolicy
+) -> Assessment:
+    """A failure of the training that is back began where it was found first, not where it shows again.
+
+    What was saved in between is of an attempt that had the same cause in it. Where nothing else is left, it is taken.
+    """
+    first = None if stand.previous is None else stand.previous.not_after_step
+    if not stand.came_back or first is None or not found.spoilt or first >= found.not_after_step:
+        return found
+    earlier = assess(evidence.incidents, facts, policy, not_after=first)
+    return found if earlier.target is None else earlier
 
 
 def _out_of_question(

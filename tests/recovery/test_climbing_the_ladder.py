@@ -196,6 +196,22 @@ def test_the_same_failure_soon_after_a_success_goes_on_with_the_next_rung(ladder
     assert (second.rung, second.climbed_from, scene.recovery(first.id).climbed_to) == ("config", first.id, second.id)
 
 
+@pytest.mark.parametrize(("signal", "there", "target"), [("loss", (20, 40, 45), 40), ("loss", (45,), 45)])
+def test_a_failure_that_is_back_is_left_from_where_it_was_found_first(
+    ladder: Callable[..., Scene], signal: str, there: tuple[int, ...], target: int
+) -> None:
+    scene = ladder(no_progress_steps=20)
+    first = scene.carry_out(scene.fail_with(failure()), attempt=3)
+    assert first.not_after_step == 43
+    again = replace(failure(3, onset=50), signal=signal)
+    # Step 45 was saved by the attempt in which the failure came back.
+    saved = tuple(replace(checkpoint(step), attempt=3 if step == 45 else 1) for step in there)
+    scene.facts = replace(scene.facts, incidents=(again,), step=50, checkpoints=saved)
+    scene.now += 10_000
+    scene.alert(again, starts_at="2026-01-02T00:00:00Z")
+    assert newest(scene).planned_target_step == target
+
+
 @pytest.mark.parametrize(
     ("detector", "signal", "rung"),
     [
