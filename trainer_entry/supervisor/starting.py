@@ -45,6 +45,7 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
     if command.resume_path is not None:
         return Start(command.argv, checkpoints.step_of(command.resume_path), command.resume_path)
     step = checkpoints.tracker_step(root)
+    danger = "it would start from scratch in silence"
     if step is None:
         if not there:
             return Start(command.argv, None)
@@ -54,12 +55,13 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
     elif (there[step] / checkpoints.ABANDONED_NAME).exists():
         why = f"verl's tracker in {root} names global_step_{step}, which a rollback left behind"
     elif broken := unusable(there[step]):
-        why = f"verl's tracker in {root} names global_step_{step}, which would not do: {broken.rstrip('.')}"
+        why = f"verl's tracker in {root} names global_step_{step}, which may not be restored: {broken.rstrip('.')}"
+        danger = "it would fail on it, or train on the wrong data"
     else:
         return Start(command.argv, None)
     choice = checkpoints.newest_verified(root, world_size=asked_world_size(command.argv))
     if choice.chosen is None:
-        raise NothingToStartFrom(f"{why}, and verl is not started from that. {explain_none(choice)} {WAY_OUT}")
+        raise NothingToStartFrom(f"{why}, and {danger}. {explain_none(choice)} {WAY_OUT}")
     start = _resume(command, choice.chosen)
     return Start(start.argv, start.resume_step, start.resume_path, f"{why}; resuming from step {start.resume_step}")
 
