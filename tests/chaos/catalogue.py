@@ -149,6 +149,7 @@ def _disks() -> Iterator[Scenario]:
                     partial(_fill, disk, seconds),
                     RECOVERED if seconds else None,
                     small_disks=frozenset({disk}),
+                    after=_brief,
                     patience=100.0 if seconds else 150.0,
                 )
 
@@ -316,6 +317,12 @@ def _freeze(victim: Victim, seconds: float, world: World) -> None:
 def _replay(world: World, *, times: int) -> None:
     world.wait(lambda: world.pager.recorded(world.run.name), 20.0, "an alert on record")
     world.replay(world.pager.recorded(world.run.name)[0], times)
+
+
+def _brief(world: World) -> str:
+    """A full disk is no reason to fill the next one with a line a second."""
+    lines = (world.out / "logs" / f"supervisor-{world.run.name}.log").read_text(errors="replace").count("\n")
+    return "" if lines < 150 else f"the supervisor wrote {lines} lines"
 
 
 def _once(world: World) -> str:

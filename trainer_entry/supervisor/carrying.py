@@ -56,6 +56,7 @@ class Carrying:
         self._acts = Acts(self._desk, life, command, hurry)
         self._requests = Requests(self, self._desk, self._acts, life, options)
         self._script: ScriptRun | None = None
+        self._announced = ""
         self._go_on_at: float | None = None
         """The command under way was left half done, and the exporter may still say by then that it was called off."""
         self.finished: int | None = None
@@ -94,8 +95,10 @@ class Carrying:
         elif refused := _refused(command):
             desk.fail(record, refused, exitcodes.CANNOT_CHANGE)
         else:
-            rung = "" if command.action == "stop" else f" on the {record.rung} rung"
-            self._say(f"command {record.id}: {record.action}{rung} ({record.reason or 'no reason given'})")
+            if command.id != self._announced:  # it comes again every second where it cannot be written down
+                self._announced = command.id
+                rung = "" if command.action == "stop" else f" on the {record.rung} rung"
+                self._say(f"command {record.id}: {record.action}{rung} ({record.reason or 'no reason given'})")
             self.begin(record)
 
     def request(self, conversation: Conversation) -> None:

@@ -218,7 +218,7 @@ class Supervisor:
                 self._carrying.request(item)
         except (StateError, CheckpointError, NothingToStartFrom, OverrideError) as error:
             # Carrying answers for what a command meets; this is the disk of the state directory itself.
-            self._say(str(error))
+            self._say_once(str(error))  # the exporter sends its command every second, and the log has a disk too
             if isinstance(item, Conversation):
                 item.answer(ControlAnswer(detail=str(error), final=True, code=exitcodes.REFUSED))
 
