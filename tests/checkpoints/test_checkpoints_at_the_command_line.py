@@ -142,7 +142,7 @@ def test_names_from_outside_cannot_steer_the_terminal(tmp_path: Path, capsys: py
     ("words", "ranks"),
     [
         ("python -m verl.trainer.main_ppo trainer.nnodes=2 trainer.n_gpus_per_node=4", 8),
-        ("python -m trainer_entry.main_ppo", 8),
+        ("python -m trainer_entry.main_ppo", None),
         ("python -m trainer_entry.main_ppo ++trainer.n_gpus_per_node='2' trainer.n_gpus_per_node=1", 1),
         ("python -m verl.trainer.main_ppo trainer.n_gpus_per_node=${oc.env:N}", None),
         ("python -m verl.trainer.main_ppo --config-name mine trainer.n_gpus_per_node=4", None),

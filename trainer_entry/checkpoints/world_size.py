@@ -1,7 +1,7 @@
 """How many ranks a trainer's command line will have: verl resumes only from as many. Called by whoever chooses.
 
-Only what the words say, or verl's own defaults where nothing else can have changed them, is believed; where they do not
-say it, nothing is known and nothing is refused for it.
+Only what the words say is believed, and that a run has one node where no word and no configuration file of the user says
+otherwise. Where the words do not tell, nothing is refused for it: a refusal that is wrong would hold a run for nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from exporter.protocol import Scalar
 _SETTING = re.compile(r"(?:\+\+|\+)?(trainer\.(?:nnodes|n_gpus_per_node))=(.*)\Z", re.DOTALL)
 _OWN_FILES = re.compile(r"(--config-(name|path|dir)|-cn|-cp|-cd)(=|\Z)")
 _LAUNCHER = re.compile(r"--(nproc|nnodes)[_-]?(?:per[_-]node)?(?:=(.*))?\Z")
-_DEFAULTS = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 8}
-"""Of verl's PPO configurations, 0.7.1 to 0.9.1."""
+_NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 
 
 def asked_world_size(words: Sequence[str], changes: Mapping[str, Scalar] | None = None) -> int | None:
@@ -43,16 +42,14 @@ def asked_world_size(words: Sequence[str], changes: Mapping[str, Scalar] | None 
             else:  # an interpolation, say, that only the trainer's machine resolves
                 unclear.add(match[1])
     for key, changed in (changes or {}).items():
-        if key in _DEFAULTS and isinstance(changed, int) and not isinstance(changed, bool) and changed > 0:
+        if key in (_NODES, _GPUS) and isinstance(changed, int) and not isinstance(changed, bool) and changed > 0:
             found[key] = changed
             unclear.discard(key)
     if unclear:
         return None
     if not any(_OWN_FILES.match(word) for word in words):
-        found = _DEFAULTS | found
-    if len(found) < len(_DEFAULTS):
-        return None
-    return found["trainer.nnodes"] * found["trainer.n_gpus_per_node"]
+        found.setdefault(_NODES, 1)
+    return found[_NODES] * found[_GPUS] if _NODES in found and _GPUS in found else None
 
 
 def _launched(words: Sequence[str]) -> int | None:

@@ -1,0 +1,71 @@
+"""verl follows its tracker by itself, whatever lies there; a start that nobody asked a rollback for looks first."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer_entry.checkpoints import TRACKER_NAME, write_manifest
+from trainer_entry.supervisor.overrides import parse
+from trainer_entry.supervisor.starting import NothingToStartFrom, plain_start
+
+SHARD = "actor/model_world_size_2_rank_1.pt"
+
+
+def saved(root: Path, step: int, ranks: int = 2) -> Path:
+    directory = root / f"global_step_{step}"
+    (directory / "actor").mkdir(parents=True)
+    for kind in ("model", "optim", "extra_state"):
+        for rank in range(ranks):
+            (directory / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt").write_bytes(b"w" * 500)
+    (directory / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": ranks}))
+    (directory / "data.pt").write_bytes(b"position")
+    write_manifest(directory, step)
+    (root / TRACKER_NAME).write_text(str(step))
+    return directory
+
+
+def start_of(root: Path, *words: str) -> tuple[int | None, str]:
+    command = parse(["python", "-m", "trainer_entry.main_ppo", *words], str(root))
+    start = plain_start(command, str(root))
+    return start.resume_step, start.note
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: (d / "data.pt").unlink(), "data.pt is missing"),
+        (lambda d: (d / SHARD).unlink(), f"{SHARD} is missing"),
+        (lambda d: os.truncate(d / SHARD, 7), "truncated"),
+        (
+            lambda d: (d / "data.pt").rename(d / "elsewhere") and (d / "data.pt").symlink_to("elsewhere"),
+            "symbolic link",
+        ),
+    ],
+)
+def test_the_newest_good_one_is_resumed_from_by_name(
+    tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    saved(tmp_path, 10)
+    damage(saved(tmp_path, 20))
+    step, note = start_of(tmp_path)
+    assert step == 10
+    assert words in note
+
+
+def test_what_is_whole_is_left_to_verl_with_and_without_a_manifest(tmp_path: Path) -> None:
+    directory = saved(tmp_path, 10)
+    assert start_of(tmp_path) == (None, "")
+    (directory / "verl_sentinel_manifest.json").unlink()
+    assert start_of(tmp_path) == (None, "")
+
+
+def test_a_good_one_of_another_world_size_is_not_taken_in_its_place(tmp_path: Path) -> None:
+    saved(tmp_path, 10, ranks=2)
+    (saved(tmp_path, 20, ranks=4) / "data.pt").unlink()
+    with pytest.raises(NothingToStartFrom, match="saved by 2 ranks"):
+        start_of(tmp_path, "trainer.nnodes=1", "trainer.n_gpus_per_node=4")
