@@ -16,7 +16,7 @@ from exporter.detectors.base import Severity
 from exporter.recovery.assessment import Assessment, assess
 from exporter.recovery.evidence import Evidence, incident_data
 from exporter.recovery.facts import OpenIncident, RunFacts
-from exporter.recovery.history import Standing, next_rung, spent_today
+from exporter.recovery.history import Standing, next_rung, spent_today, tries
 from exporter.recovery.plan import Plan, plan_for
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.record import ConsideredRung, Recovery
@@ -71,7 +71,9 @@ def climb(
     trigger = next((one for one in every if policy.action_for(one) not in (None, "stop")), None)
     ladder = policy.ladder_for(trigger)
     why = f"recovery {failed.id} has failed on the {failed.rung} rung"
-    stand = Standing(next_rung(failed, history, ladder), why, failed)
+    # A restart that did not help has not tried the checkpoint that its rung stands for.
+    again = failed.action == "restart" and tries(failed, history) < policy.tries_per_rung
+    stand = Standing(next_rung(failed, history, ladder, again=again), why, failed)
     spent = spent_today(history, policy, now)
     stages = (gathered.result(), found.result(), stand.result(spent, policy))
     plan = plan_for(trigger, gathered, found, stand, facts, policy, stages, climbing=True)

@@ -367,6 +367,21 @@ def test_a_restart_saves_first_and_goes_on_from_what_it_saved(scene_with: Callab
     assert (done.stage, done.target_step, done.first_healthy_step) == ("succeeded", 50, 51)
 
 
+def test_a_restart_that_could_not_save_goes_back_to_a_checkpoint(scene_with: Callable[..., Scene]) -> None:
+    restart = Trigger(detectors=("memory",), action="restart", agreement=1, ladder=("checkpoint",))
+    scene = scene_with(triggers=(restart,))
+    leak = replace(failure(1, onset=10, confidence=0.7), detector="memory", signal="host_memory", step=50)
+    recovery = scene.fail_with(leak)
+    scene.report(recovery, "accepted", "stopping", "stopped")
+    scene.report(recovery, "failed", detail="it did not save", code=10)
+    back = newest(scene)
+    assert (back.action, back.rung, back.planned_target_step) == ("rollback", "checkpoint", 48)
+    assert back.climbed_from == recovery.id
+    scene.report(back, "failed", detail="the trainer cannot be started", code=6)
+    assert not newest(scene).active
+    assert scene.engine.state_of(RUN).failed
+
+
 def test_weights_in_doubt_are_not_saved_by_a_restart(scene_with: Callable[..., Scene]) -> None:
     restart = Trigger(detectors=("memory", "non_finite"), action="restart", agreement=1)
     scene = scene_with(triggers=(restart,))

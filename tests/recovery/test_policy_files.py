@@ -148,3 +148,22 @@ def test_explain_names_the_rule_the_rungs_and_what_a_finding_may_trigger() -> No
 def test_explain_without_a_file_and_a_run_says_what_to_give() -> None:
     assert run("explain")[0] == 2
     assert run("explain", str(EXAMPLE), "--detector", "nope")[0] == 2
+
+
+def test_the_defaults_in_the_documentation_are_those_of_the_policy() -> None:
+    text = (EXAMPLE.parents[1] / "docs" / "policy.md").read_text()
+    table = text.partition("## Settings")[2].partition("\nA trigger:")[0]
+    lines = [line.strip("|") for line in table.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    said = {name.strip("`"): default.strip("`") for name, default, _ in rows if "," not in name}
+    policy = RecoveryPolicy()
+    numbers = {name: default for name, default in said.items() if default.replace(".", "").isdigit()}
+    assert len(numbers) >= 10
+    for name, default in numbers.items():
+        assert float(default) == getattr(policy, name), name
+    assert said["ladder"] == ", ".join(policy.ladder)
+    assert (said["mode"], said["trigger"], said["at_end"]) == (policy.mode, policy.trigger, policy.at_end)
+    every = {name for row in rows for name in row[0].replace("`", "").replace(" ", "").split(",")}
+    assert every == set(RecoveryPolicy.__struct_fields__) - {"policy_file"}
+    for name in policy.deadlines.__struct_fields__:
+        assert f"`{name}` {getattr(policy.deadlines, name):g}" in table
