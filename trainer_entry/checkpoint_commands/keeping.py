@@ -26,6 +26,7 @@ def backup(parsed: argparse.Namespace) -> int:
     workplace = Workplace(state.path)
     with stopping() as told, workplace.locked():
         if parsed.waiting:
+            Worker(state.path, run_id, policy).settle_archive()
             jobs = workplace.jobs()
         else:
             tier = tier_of(parsed, policy)

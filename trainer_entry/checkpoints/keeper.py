@@ -72,6 +72,7 @@ def work(state_dir: str, run_id: str, policy: Policy, stopping: threading.Event)
     worker = Worker(state_dir, run_id, policy, pace)
     with worker.workplace.locked():
         try:
+            worker.settle_archive()
             while not stopping.is_set():
                 job = worker.due()
                 if job is not None:

@@ -36,7 +36,6 @@ class TierThread:
         self._started_at = float("-inf")
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._newest: tuple[str, Manifest] | None = None
 
     def saved(self, directory: str, manifest: Manifest) -> None:
         """A manifest was written: offer the checkpoint to the tiers. Called on the manifest thread."""
@@ -45,12 +44,11 @@ class TierThread:
         policy, workplace = self._policy_read(os.path.dirname(directory)), self._workplace()
         if policy is None or workplace is None:
             return
-        self._newest = (directory, manifest)
         offer(workplace, policy, directory, manifest)
         self._watch()
 
     def finish(self) -> None:
-        """The run ends: pass on what was reported, and leave a job for the archive where the run ended by itself.
+        """The run ends: pass on what was reported, and ask for the archive where the run ended by itself.
 
         The keeper ends with this process; who goes on with the archive is the supervisor, or the entry point.
         """
@@ -61,12 +59,8 @@ class TierThread:
         workplace = self._workplace()
         if self._policy is None or workplace is None:
             return
-        if self._ended_by_itself() and self._newest is not None:
-            from trainer_entry.checkpoints.tiers.offering import offer_to
-
-            tier = self._policy.tier("archive")
-            if tier is not None:
-                offer_to(workplace, tier, *self._newest, "the end of the run")
+        if self._policy.tier("archive") is not None and self._ended_by_itself():
+            workplace.ask_for_archive()
         self._pass_on(workplace)
         if self._keeper is not None and self._keeper.poll() is None:
             self._keeper.terminate()

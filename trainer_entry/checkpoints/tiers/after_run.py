@@ -37,10 +37,11 @@ def finish_copies(
     try:
         note, waiting = workplace.run_note(), workplace.jobs()
         pass_on(workplace, tell)
-        if note is None or not note.policy or not (waiting or workplace.pruning_wanted):
+        if note is None or not note.policy or workplace.idle:
             return not waiting
-        if waiting:
-            tiers = ", ".join(sorted({job.tier for job in waiting}))
+        if waiting or workplace.archive_wanted:
+            named = {job.tier for job in waiting} | ({"archive"} if workplace.archive_wanted else set())
+            tiers = ", ".join(sorted(named))
             say(f"the run is over; making its last copies ({tiers}), for up to {limit_seconds:g} s")
         process = keeper.start(os.fspath(state_dir), note.run_id, note.policy)
     except OSError as error:
@@ -59,6 +60,9 @@ def finish_copies(
             process.wait()
     pass_on(workplace, tell)
     left = workplace.jobs()
+    if workplace.archive_wanted and not left:
+        say("the archive of this run is not made yet; go on with verl-sentinel-train checkpoints backup --waiting")
+        return False
     for job in left:
         say(
             f"{job.name} is not in its {job.tier} yet ({job.last_error or 'the time was over'}); go on with "

@@ -164,6 +164,26 @@ class Workplace:
         with contextlib.suppress(FileNotFoundError):
             (self.path / "prune-wanted.json").unlink()
 
+    def ask_for_archive(self) -> None:
+        """The run has ended by itself: its newest checkpoint is to be archived, once it is known whole."""
+        self.create()
+        write_json_atomically(self.path / "archive-wanted.json", {"time": time.time()})
+
+    @property
+    def archive_wanted(self) -> bool:
+        """Whether the end of a run asked for its archive and no job was made of it yet."""
+        return (self.path / "archive-wanted.json").exists()
+
+    def archive_settled(self) -> None:
+        """The job is written, or it is told why there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / "archive-wanted.json").unlink()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, due or not."""
+        return not (self.pruning_wanted or self.archive_wanted or self.jobs())
+
     # --------------------------------------------------------------- reports
 
     def report(self, event: Report) -> None:

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exporter.protocol import CheckpointCopied
+from trainer_entry.checkpoints.choosing import newest_verified
 from trainer_entry.checkpoints.layout import step_directories
 from trainer_entry.checkpoints.manifest import Manifest
 from trainer_entry.checkpoints.marks import ABANDONED_NAME
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.copying import Copied, GivenUp, copy
 from trainer_entry.checkpoints.tiers.jobs import Job, Report, TierState, Workplace
-from trainer_entry.checkpoints.tiers.offering import finish
+from trainer_entry.checkpoints.tiers.offering import finish, offer_to
 from trainer_entry.checkpoints.tiers.own_directory import prune_own
 from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
 from trainer_entry.checkpoints.tiers.policy import Policy, TierPolicy
@@ -82,6 +83,28 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a store's client may raise anything; the next job must still be tried
             return self._ended(job, place, f"The copy of {job.name} failed: {type(error).__name__}: {error}.", began)
         return self._done(job, tier, place, copied, began)
+
+    def settle_archive(self) -> None:
+        """Make the job of the archive that the end of a run asked for, of the newest checkpoint that verifies.
+
+        A save that had returned but was not hashed when the trainer ended is hashed first. Raises OSError.
+        """
+        if not self.workplace.archive_wanted:
+            return
+        tier, root = self._policy.tier("archive"), self._root()
+        if tier is not None and root:
+            try:
+                chosen = newest_verified(root, depth="sizes").chosen
+                if chosen is None or chosen.manifest is None:
+                    raise CheckpointError(f"There is no checkpoint in {root} that verifies, so none is archived.")
+                offer_to(self.workplace, tier, os.fspath(chosen.path), chosen.manifest, "the end of the run")
+            except CheckpointError as error:
+                place = tier.places[0].url
+                event = CheckpointCopied(
+                    time=time.time(), step=0, tier="archive", name="", place=place, ok=False, reason=str(error)[:1000]
+                )
+                self.workplace.report(event)
+        self.workplace.archive_settled()
 
     def prune(self, *, dry_run: bool = False, checkpoint_dir: str = "") -> list[Decision]:
         """Apply retention everywhere: the run's own directory, then each tier. A place that cannot be used is told as
