@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from checkpoint_made import long_ago, ppo, sft
 
+from exporter.protocol import CheckpointChecked
 from trainer_entry import checkpoints
 from trainer_entry.checkpoints import Origin, write_manifest
 from trainer_entry.checkpoints.holding import hold
 from trainer_entry.checkpoints.progress import shown_progress
+from trainer_entry.checkpoints.tiers.jobs import Workplace
 from trainer_entry.checkpoints.world_size import asked_world_size
 from trainer_entry.cli import main
 
@@ -22,6 +24,8 @@ from trainer_entry.cli import main
 def own_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands run in this process, which must not stay at their low priority."""
     monkeypatch.setattr("trainer_entry.checkpoint_commands.verifying.low_priority", lambda: None)
+    for name in ("VERL_SENTINEL_STATE_DIR", "VERL_SENTINEL_RUN_ID", "VERL_SENTINEL_CHECKPOINTS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -121,6 +125,31 @@ def test_choose_prints_a_path_that_would_be_resumed_from(run: Path, capsys: pyte
         "verl-sentinel: step 20",
     ]
     assert output(capsys, "choose", "--checkpoint-dir", str(run), "--not-after-step", "9")[0] == 4
+
+
+def test_what_was_found_is_left_for_the_exporter_in_the_runs_state(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    words = ["--checkpoint-dir", str(run), "--state-dir", str(state)]
+    assert output(capsys, "verify", *words)[0] == 4
+    with Workplace(state).reports() as reports:
+        found = [(event.step, event.depth, event.ok) for event in reports if isinstance(event, CheckpointChecked)]
+    assert found == [(40, "content", True), (20, "content", False), (10, "content", True)], (
+        "no verdict without a manifest"
+    )
+
+
+def test_a_folder_alone_tells_the_run_that_its_manifest_names(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    state = tmp_path / "cache" / "verl-sentinel" / "runs" / "r"
+    state.mkdir(parents=True)
+    assert output(capsys, "verify", str(run / "global_step_10"))[0] == 0
+    with Workplace(state).reports() as reports:
+        assert [event.step for event in reports] == [10]
 
 
 @pytest.mark.parametrize("words", [["--world-size", "0"], ["--depth", "deep"], ["--world-size", "1e3"]])

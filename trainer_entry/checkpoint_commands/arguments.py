@@ -35,7 +35,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Group[
     listed.set_defaults(act=listing.list_checkpoints)
 
     verify = group.add_parser("verify", help="verify checkpoints, and name every problem", epilog=CODES)
-    verify.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="global_step_N directories")
+    verify.add_argument(
+        "directories", nargs="*", type=Path, metavar="DIR", help="global_step_N directories (default: all of the run)"
+    )
+    add_run(verify)
     _add_depth(verify, "content")
     _add_world_size(verify)
     verify.add_argument("--json", action="store_true", help="as one JSON object")

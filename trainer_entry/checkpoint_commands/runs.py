@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer_entry.checkpoints.world_size import asked_world_size
 from trainer_entry.supervisor import offline
 from trainer_entry.supervisor.command import state_of
+from trainer_entry.supervisor.overrides import OverrideError
 from trainer_entry.supervisor.state import RunRecord, StateError
 
 
@@ -19,11 +20,9 @@ def root_of(parsed: argparse.Namespace) -> Path:
 
 def record_of(parsed: argparse.Namespace) -> RunRecord | None:
     """The run's record; None where only a folder was named, or there is none."""
-    if parsed.state_dir is None and not parsed.run_id:
-        return None
     try:
         return offline.recorded_run(state_of(parsed))
-    except StateError:
+    except (StateError, OverrideError):
         return None
 
 

@@ -9,6 +9,7 @@ import sys
 
 from trainer_entry import checkpoints
 from trainer_entry.checkpoint_commands.runs import ranks_of, root_of
+from trainer_entry.checkpoint_commands.telling import tell
 from trainer_entry.checkpoints import Verification
 from trainer_entry.checkpoints.depths import NAMES
 from trainer_entry.checkpoints.listed import size_on_disk
@@ -24,20 +25,23 @@ def verify_checkpoints(parsed: argparse.Namespace) -> int:
     if not parsed.urgent:
         low_priority()
     results = []
-    for directory in parsed.directories:
+    directories = parsed.directories or [path for _, path in checkpoints.step_directories(root_of(parsed))]
+    ranks = ranks_of(parsed)
+    for directory in directories:
         with shown_progress(f"verifying {directory.name}", size_on_disk(directory)) as progress:
             results.append(
                 checkpoints.verify(
                     directory,
                     depth,
-                    world_size=parsed.world_size,
+                    world_size=ranks,
                     progress=progress,
                     seconds_allowed=parsed.seconds,
                     urgent=parsed.urgent,
                 )
             )
+        tell(parsed, results[-1])
         if not parsed.json:
-            _tell(results[-1])
+            _show(results[-1])
     if parsed.json:
         print(json.dumps([as_json(result) for result in results]))
     return exitcodes.OK if all(result.ok for result in results) else exitcodes.NO_CHECKPOINT
@@ -56,6 +60,8 @@ def choose_checkpoint(parsed: argparse.Namespace) -> int:
             world_size=ranks_of(parsed),
             progress=progress,
         )
+    for result in [*choice.refused, *([choice.chosen] if choice.chosen else [])]:
+        tell(parsed, result)
     for refused in choice.refused:
         say(f"step {refused.step} is refused: {refused.reason}")
     if choice.chosen is None:
@@ -79,7 +85,7 @@ def as_json(result: Verification) -> dict[str, object]:
     }
 
 
-def _tell(result: Verification) -> None:
+def _show(result: Verification) -> None:
     if not result.ok:
         for problem in result.problems:
             say(f"{result.path} may not be restored ({problem.code}): {problem.sentence}")

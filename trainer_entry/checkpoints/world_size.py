@@ -1,7 +1,7 @@
 """How many ranks a trainer's command line will have: verl resumes only from as many. Called by whoever chooses.
 
-Only what the words say is believed, and that a run has one node where no word and no configuration file of the user says
-otherwise. Where the words do not tell, nothing is refused for it: a refusal that is wrong would hold a run for nothing.
+Only what the words say is believed, and that a run has one node where no word and no configuration file of its own
+says otherwise. Where the words do not tell, nothing is refused for it: a wrong refusal would hold a run for nothing.
 """
 
 from __future__ import annotations
