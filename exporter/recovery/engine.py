@@ -252,6 +252,9 @@ class RecoveryEngine(Readings):
             self._move(old, new, now)
             return
         facts = None if facts_now is None else facts_now()
+        not_begun = facts is not None and new.failed_by == "not_carried_out" and not facts.running
+        if facts is not None and not_begun and facts.attempt > new.newest_attempt:
+            new = replace(new, new_attempt=facts.attempt)  # the start that failed
         policy = self._policies.of(new if facts is None else facts)
         history = [new if one.id == new.id else one for one in self._store.history(new.run_id)]
         following = climb(new, facts, history, policy, now)

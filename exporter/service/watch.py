@@ -374,6 +374,9 @@ class WatchedRun:
                 state.exited(event, at)
             self.reports.append(AttemptReport(attempt, event))
         elif isinstance(event, CommandProgress):
+            if event.state == "failed" and attempt > state.attempt:  # a start that failed counts as an attempt
+                self._begin(attempt, None, at)
+                state.exited(AttemptExited(time=event.time, exit_code=None, last_output=[event.detail]), at)
             self.reports.append(replace(event, detail=cut(event.detail)))
 
 

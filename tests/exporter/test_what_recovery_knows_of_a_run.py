@@ -292,3 +292,22 @@ def test_the_link_gives_the_configuration_of_the_branch_that_the_policy_of_the_r
     scene.core.link.stable_configs.refresh()
     assert facts(scene).stable_config.settings == {"algorithm.kl_ctrl.kl_coef": 0.5}
     scene.close()
+
+
+def test_a_start_that_failed_counts_as_an_attempt_and_the_climb_is_meant_for_the_next(scene: Scene) -> None:
+    start(scene, 1, lr=1e-6)
+    train(scene, 1, 1, 2, 3, 4)
+    scene.push(events=[CheckpointSaved(time=0.0, step=4, path="/c/global_step_4", verified=True)])
+    start(scene, 2, lr=1e-2, resume=4)
+    train(scene, 2, 5)
+    assert fail(scene, 2, 7).outcome == "planned"
+    first = command_of(scene, 2)
+    for state in ("accepted", "stopping", "stopped", "starting"):
+        report(scene, 2, first, state)
+    failed = CommandProgress(time=0.0, command_id=first.id, state="failed", detail="It did not come up.", code=6)
+    second = scene.push(sender="sup", role="supervisor", attempt=3, events=[failed]).command
+    assert (second.rung, second.attempt, scene.engine.get(first.id).new_attempt) == ("config", 3, 3)
+    told = AttemptExited(time=0.0, exit_code=1, last_output=["ImportError"])
+    assert scene.push(sender="sup", role="supervisor", attempt=3, events=[told]).command == second
+    scene.restart()
+    assert command_of(scene, 3) == second
