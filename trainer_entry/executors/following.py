@@ -120,10 +120,7 @@ class Shadow:
     def _end(self) -> int:
         self._say(f"ending job {self._record.id}")
         try:
-            state = end_job(self._executor, self._record, self._job.directory, QUIET_SECONDS = 1.0
-LOG_SECONDS = 60.0
-"""How long nothing of the log may come after the job's end until it is given up."""
-STOP_SECONDS, meanwhile=self._copy)
+            state = end_job(self._executor, self._record, self._job.directory, STOP_SECONDS, meanwhile=self._copy)
         except ExecutorError as error:
             self._say(f"The job could not be ended. {error}")
             return ENDED_BY_SOMEBODY
