@@ -32,10 +32,15 @@ class TierThread:
         self._runtime = runtime
         self._policy: Policy | None = None
         self._read = False
+        self._reading = threading.Lock()
         self._keeper: subprocess.Popen[bytes] | None = None
         self._started_at = float("-inf")
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+
+    def opened(self) -> None:
+        """The trainer is connected: go on with what an earlier attempt left waiting."""
+        self._watch()
 
     def saved(self, directory: str, manifest: Manifest) -> None:
         """A manifest was written: offer the checkpoint to the tiers. Called on the manifest thread."""
@@ -79,19 +84,20 @@ class TierThread:
         from trainer_entry.checkpoints.tiers.policy import PolicyError
         from trainer_entry.checkpoints.tiers.policy_file import policy_from
 
-        if not self._read:
-            self._read = True
-            try:
-                self._policy = policy_from(os.environ)
-            except PolicyError as error:
-                self._runtime.report(f"{error} No copies are made.")
-        workplace = self._workplace()
-        if self._policy is not None and workplace is not None:
-            policy = os.path.abspath(self._policy.source)
-            workplace.note_run(
-                RunNote(run_id=self._runtime.settings.run_id, checkpoint_dir=checkpoint_dir, policy=policy)
-            )
-        return self._policy
+        with self._reading:  # the manifest thread and this one may both come first
+            first, self._read = not self._read, True
+            if first:
+                try:
+                    self._policy = policy_from(os.environ)
+                except PolicyError as error:
+                    self._runtime.report(f"{error} No copies are made.")
+            workplace = self._workplace()
+            if self._policy is not None and workplace is not None and (first or checkpoint_dir):
+                policy = os.path.abspath(self._policy.source)
+                workplace.note_run(
+                    RunNote(run_id=self._runtime.settings.run_id, checkpoint_dir=checkpoint_dir, policy=policy)
+                )
+            return self._policy
 
     def _workplace(self) -> Workplace | None:
         from trainer_entry.checkpoints.tiers.jobs import Workplace
@@ -112,7 +118,7 @@ class TierThread:
 
     def _turn(self) -> None:
         workplace = self._workplace()
-        if workplace is None or self._policy is None:
+        if workplace is None or self._policy_read("") is None or self._policy is None:
             return
         self._pass_on(workplace)
         running = self._keeper is not None and self._keeper.poll() is None

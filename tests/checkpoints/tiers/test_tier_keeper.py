@@ -200,6 +200,26 @@ def test_beside_training_a_save_is_copied_and_told(
     assert not runtime.failures
 
 
+def test_what_an_earlier_attempt_left_waiting_is_gone_on_with_before_the_first_save(
+    save: Save,
+    root: Path,
+    state_dir: Path,
+    tmp_path: Path,
+    trainer: tuple[Runtime, _Client, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime, client, _ = trainer
+    policy = written(tmp_path, f"snapshot: {{place: {tmp_path}/near}}\n")
+    offered(Workplace(state_dir), policy, root / "global_step_10", save(10))
+    monkeypatch.setenv("VERL_SENTINEL_CHECKPOINTS", os.fspath(policy))
+    tiers = TierThread(runtime)
+    try:
+        tiers.opened()
+        until(lambda: [event for event in client.events if isinstance(event, CheckpointCopied)])
+    finally:
+        tiers.finish()
+
+
 def test_a_mistake_in_the_policy_is_said_once_and_training_goes_on(
     save: Save,
     root: Path,

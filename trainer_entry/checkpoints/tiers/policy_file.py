@@ -64,7 +64,7 @@ def parse_policy(body: bytes, name: str) -> Policy:
         import yaml
     except ImportError as error:
         raise PolicyError(
-            f"The checkpoint policy {name} needs PyYAML, which is missing; install verl-sentinel[checkpoints]."
+            f"The checkpoint policy {name} needs PyYAML, which is missing; install verl-sentinel[backup]."
         ) from error
     lines: dict[str, int] = {}
     try:

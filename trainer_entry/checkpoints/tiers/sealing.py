@@ -19,7 +19,7 @@ from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
 from trainer_entry.checkpoints.tiers.stores import Content
 
-_MISSING = "Archives need {name}, which is missing; install verl-sentinel[checkpoints]."
+_MISSING = "Archives need {name}, which is missing; install verl-sentinel[backup]."
 
 
 def recipients_of(lines: Sequence[str]) -> list[Any]:

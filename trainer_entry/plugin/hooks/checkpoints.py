@@ -39,6 +39,7 @@ class Checkpoints(Hook):
         if os.environ.get(CHECKPOINTS, "").strip():
             tiers = TierThread(runtime)
             self._thread.after.append(tiers.saved)
+            runtime.at_open.append(tiers.opened)
             runtime.at_finish.append(tiers.finish)
 
     def install(self, module: ModuleType, target: Target) -> None:

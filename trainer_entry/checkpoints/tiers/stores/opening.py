@@ -35,7 +35,7 @@ def open_store(place: Place) -> Store:
     try:
         fsspec = importlib.import_module("fsspec")
     except ImportError as error:
-        raise StoreError(f"{place.url} needs fsspec, which is missing; install verl-sentinel[checkpoints].") from error
+        raise StoreError(f"{place.url} needs fsspec, which is missing; install verl-sentinel[backup].") from error
     try:
         if scheme in ("s3", "s3a"):
             from trainer_entry.checkpoints.tiers.stores.s3 import S3Store
@@ -46,7 +46,7 @@ def open_store(place: Place) -> Store:
         return OtherStore(place, fsspec.filesystem(scheme, **place.options))
     except ImportError as error:
         raise StoreError(
-            f"{place.url} needs a package that is missing ({error}); install verl-sentinel[checkpoints], "
+            f"{place.url} needs a package that is missing ({error}); install verl-sentinel[backup], "
             "or fsspec's own for that kind of place."
         ) from error
     except (TypeError, ValueError) as error:
