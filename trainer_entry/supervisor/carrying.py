@@ -56,7 +56,7 @@ class Carrying:
         self._acts = Acts(self._desk, life, command, hurry)
         self._requests = Requests(self, self._desk, self._acts, life, options)
         self._script: ScriptRun | None = None
-        self._announced = ""
+        self._announced = self._run_again = ""
         self._go_on_at: float | None = None
         """The command under way was left half done, and the exporter may still say by then that it was called off."""
         self.finished: int | None = None
@@ -116,7 +116,13 @@ class Carrying:
         if record is None or record.id != ended.command_id:
             return
         desk.active = None
-        if ended.code == 0 and record.new_attempt:
+        if ended.killed and not record.new_attempt and self._run_again != record.id:
+            # It may be run again: what it had done is on record, and is not done twice.
+            self._run_again = record.id
+            self._say(f"the rollback script was killed by signal {-ended.code}; it is run once more")
+            self.begin(replace(record, attempt=self._life.number))
+            return
+        if record.new_attempt and (ended.code == 0 or ended.killed):
             detail = f"Attempt {record.new_attempt} started from step {record.target_step}."
             desk.progress(record, "succeeded", detail, output=ended.lines)
             return

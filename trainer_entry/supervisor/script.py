@@ -39,6 +39,13 @@ class ScriptEnded:
     command_id: str
     code: int
     lines: tuple[str, ...]
+    cut_short: bool = False
+    """We ended it, at its time limit or because its command was over."""
+
+    @property
+    def killed(self) -> bool:
+        """A signal of somebody else's ended it: the kernel, short of memory, or a person who meant another process."""
+        return self.code < 0 and not self.cut_short
 
     @property
     def last_line(self) -> str:
@@ -96,6 +103,7 @@ class ScriptRun:
         self.command_id = record.id
         self._say = say
         self._ended = ended
+        self._cut_short = False
         try:
             self._process = subprocess.Popen(
                 words,
@@ -115,6 +123,7 @@ class ScriptRun:
 
     def kill(self) -> None:
         """End the script and what it runs; ``ended`` is still called."""
+        self._cut_short = True
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -130,4 +139,4 @@ class ScriptRun:
                     self._say(line)
         code = self._process.wait()
         self._timer.cancel()
-        self._ended(ScriptEnded(self.command_id, code, tuple(lines)))
+        self._ended(ScriptEnded(self.command_id, code, tuple(lines), self._cut_short))

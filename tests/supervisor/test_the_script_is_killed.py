@@ -1,0 +1,53 @@
+"""A rollback script that somebody kills, the kernel short of memory say, is run once more: half a rollback is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervised_run import REPOSITORY, Scene
+
+SHIPPED = REPOSITORY / "rules" / "rollback" / "checkpoint.sh"
+
+
+def script_that_dies(folder: Path, times: int, before: str = "") -> Path:
+    """A folder with a ``checkpoint.sh`` that is killed in its first runs, after ``before``."""
+    scripts = folder / "scripts"
+    scripts.mkdir()
+    runs = folder / "runs"
+    (scripts / "checkpoint.sh").write_text(
+        f'echo run >> "{runs}"\n'
+        f'if (( $(wc -l < "{runs}") <= {times} )); then\n{before}\nkill -KILL $$\nfi\n'
+        f'exec bash "{SHIPPED}" "$@"\n'
+    )
+    return scripts
+
+
+def hanging(scene: Scene) -> list[str]:
+    return scene.trainer(hang_at=16, only_first=1)
+
+
+def test_it_is_run_once_more_and_the_rollback_is_whole(watched: Scene) -> None:
+    # Its first run has stopped the trainer when it is killed.
+    stop = '"$VERL_SENTINEL_PYTHON" -m trainer_entry.cli stop --for-rollback "$1" "$2" "$3" "$4"'
+    scripts = script_that_dies(watched.folder, 1, before=stop)
+    watched.run(hanging(watched), "--rollback-scripts", str(scripts))
+    watched.output_has(1, "hanging")
+    watched.command("c1", reason="hang", not_after_step=12)
+    assert watched.exporter is not None
+    last = watched.exporter.final("c1")
+    assert (last.state, last.target_step) == ("succeeded", 10), last.detail
+    assert watched.started(2)["from"] == 10
+    assert watched.attempts() == 2
+    assert (watched.folder / "runs").read_text().count("run") == 2
+
+
+def test_a_script_that_is_killed_again_has_failed(watched: Scene) -> None:
+    scripts = script_that_dies(watched.folder, 5)
+    watched.run(hanging(watched), "--rollback-scripts", str(scripts))
+    watched.output_has(1, "hanging")
+    watched.command("c1", reason="hang")
+    assert watched.exporter is not None
+    last = watched.exporter.final("c1")
+    assert last.state == "failed"
+    assert "-9" in last.detail
+    assert (watched.folder / "runs").read_text().count("run") == 2
