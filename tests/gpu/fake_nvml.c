@@ -15,6 +15,7 @@
  *   0.events 1              the GPU takes registrations for events
  *   0.xids 2    0.xid 79    critical events so far, and the code of those that nobody was told yet
  *   0.wait !15              waiting for events fails
+ *   0.processes 71:1024,9:-  processes that hold memory of the GPU: pid and bytes, "-" where it does not say how much
  *
  * A key that is missing gives "not supported". Each nvmlInit and nvmlShutdown, and each event set made and freed, is a
  * line in the file FAKE_NVML_LOG, if set.
@@ -41,6 +42,12 @@ typedef struct {
     unsigned long long eventType, eventData;
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
 
 static int initialized;
 static char epoch_at_init[64];
@@ -168,6 +175,22 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     utilization->gpu = (unsigned int)per_cent;
     utilization->memory = 0;
     return result;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos) {
+    char value[256], *place = value;
+    unsigned int room = *count;
+    nvmlReturn_t result = ask_device(device, "processes", value, sizeof value);
+    if (result) return result;
+    for (*count = 0; *place >= '0' && *place <= '9'; ++*count) {
+        nvmlProcessInfo_t info = {0, ~0ULL, ~0U, ~0U};
+        info.pid = (unsigned int)strtoul(place, &place, 10);
+        if (place[1] != '-') info.usedGpuMemory = strtoull(place + 1, &place, 10);
+        else place += 2;
+        if (*place == ',') place++;
+        if (*count < room) infos[*count] = info;
+    }
+    return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts) {

@@ -32,6 +32,8 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     name: str = ""
+    told: bool = True
+    """Whether it says which processes use it."""
     used: int | None = None
     ours: dict[int, int | None] = {}
     others: dict[int, int | None] = {}
@@ -75,10 +77,11 @@ def holding(pids: Iterable[int], *, say: Callable[[str], None]) -> Held:
     return held
 
 
-def wait_until_free(held: Held, *, seconds: float = LIMIT_SECONDS, say: Callable[[str], None]) -> list[str]:
+def wait_until_free(held: Held, *, seconds: float | None = None, say: Callable[[str], None]) -> list[str]:
     """Wait until the memory is back; returns a sentence for each GPU that still holds some at the limit."""
     if held.empty:
         return []
+    seconds = LIMIT_SECONDS if seconds is None else seconds
     deadline = time.monotonic() + seconds
     told = False
     while True:
@@ -101,6 +104,8 @@ def _left_on(before: GpuUse, now: GpuUse | None) -> str:
     label = f"GPU {before.index}" + (f" ({before.name})" if before.name else "")
     if now is None:
         return f"{label} does not answer any more."
+    if not now.told:
+        return f"{label} does not say any more which processes use it."
     if now.ours:
         by = ", ".join(f"process {pid}" + (f" ({_size(used)})" if used else "") for pid, used in now.ours.items())
         known = sum(used for used in now.ours.values() if used)
@@ -178,9 +183,15 @@ def _use(binding: Any, index: int, pids: Collection[int], version: int) -> GpuUs
         for call in calls:
             try:
                 return call()
-            except (AttributeError, TypeError, binding.NVMLError):
+            except Exception:  # noqa: BLE001 - not in this driver, not in this binding, or of another version
                 continue
         return None
+
+    def processes(kind: str) -> list[Any] | None:
+        # The name without a version raises where the driver is older than the binding.
+        named = [getattr(binding, f"nvmlDeviceGet{kind}RunningProcesses{v}", None) for v in ("_v3", "_v2", "")]
+        found: list[Any] | None = first(*((lambda call=call: call(handle)) for call in named if call is not None))
+        return found
 
     handle = binding.nvmlDeviceGetHandleByIndex(index)
     name = first(lambda: binding.nvmlDeviceGetName(handle)) or ""
@@ -189,15 +200,14 @@ def _use(binding: Any, index: int, pids: Collection[int], version: int) -> GpuUs
         lambda: binding.nvmlDeviceGetMemoryInfo(handle),
     )
     found: dict[int, int | None] = {}
-    for process in [
-        *(first(lambda: binding.nvmlDeviceGetComputeRunningProcesses(handle)) or []),
-        *(first(lambda: binding.nvmlDeviceGetGraphicsRunningProcesses(handle)) or []),
-    ]:
+    computing = processes("Compute")
+    for process in [*(computing or []), *(processes("Graphics") or [])]:
         used = process.usedGpuMemory
         found[int(process.pid)] = None if used is None else int(used)
     return GpuUse(
         index=index,
         name=name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name),
+        told=computing is not None,
         used=None if memory is None else int(memory.used),
         ours={pid: used for pid, used in found.items() if pid in pids},
         others={pid: used for pid, used in found.items() if pid not in pids},
