@@ -23,6 +23,7 @@ HEALTHY_STEPS = 6
 SETTLE_SECONDS = 3.0
 FINDINGS = {"VerlNonFinite", "VerlPhaseStalled"}
 ACTIVE = ("planned", "commanded", "stopping", "starting", "verifying")
+CARRIED_SECONDS = 30.0
 FINAL = ("succeeded", "failed")
 
 
@@ -98,5 +99,7 @@ def _under_way(world: World, run: Run) -> bool:
     recoveries = run.witness.recoveries()
     active = {one["id"] for one in recoveries if one["stage"] in ACTIVE}
     over = {one["id"] for one in recoveries} - active
-    carried = {one["id"] for one in run.witness.commands() if one["state"] not in FINAL}
-    return (bool(active) and world.exporter.running()) or (bool(carried - over) and run.supervisor.running())
+    # A supervisor that comes back late goes on with what the exporter has given up; one whose disk is full cannot.
+    carried = [one for one in run.witness.commands() if one["state"] not in FINAL]
+    carries = any(one["id"] not in over or one["age"] < CARRIED_SECONDS for one in carried)
+    return (bool(active) and world.exporter.running()) or (carries and run.supervisor.running())

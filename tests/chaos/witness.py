@@ -80,11 +80,11 @@ class Witness:
         return [json.loads(row[0]) for row in rows]
 
     def commands(self) -> list[dict[str, Any]]:
-        """What the supervisor has written down of each command, the oldest first."""
+        """What the supervisor has written down of each command, the oldest first; ``age``: seconds since it did."""
         found = []
         for path in self._state.glob("commands/*.json"):
             with contextlib.suppress(OSError, ValueError):
-                found.append(json.loads(path.read_text()))
+                found.append({**json.loads(path.read_text()), "age": time.time() - path.stat().st_mtime})
         return sorted(found, key=lambda record: record.get("accepted_at", 0.0))
 
     def _watch(self) -> None:
