@@ -96,11 +96,11 @@ def print_run(answer: Mapping[str, Any]) -> None:
         _say("  no finding is open, so there is nothing to decide")
     for it in answer["findings"]:
         _say(f"\n{it['detector']} on {it['signal']} ({it['severity']}): {ANSWERS.get(it['answer'], it['answer'])}")
-        print_stages(it["stages"])
-        if not any(stage["stage"] == "plan" for stage in it["stages"]):
+        if it["answer"] != "planned":
             _say(f"  why          {it['reason']}")
+        print_stages(it["stages"])
         if it["changes"]:
-            print_changes(it["changes"], "would be")
+            print_changes(it["changes"], "would be" if it["answer"] == "planned" else "is to be")
 
 
 def print_stages(stages: Iterable[Mapping[str, Any]]) -> None:

@@ -174,6 +174,21 @@ def explain_run(policies: Policies, facts: RunFacts, history: Sequence[Recovery]
     )
 
 
+def _as_decided(named: FindingExplained, recovery: Recovery) -> FindingExplained:
+    """A finding that a recovery has taken up: what was decided then is what there is to explain."""
+    return msgspec.structs.replace(
+        named,
+        rung=recovery.rung,
+        mode=recovery.mode,
+        action=recovery.action,
+        target_step=recovery.planned_target_step,
+        changes=recovery.changes,
+        command=recovery.protocol_changes,
+        considered=recovery.considered,
+        stages=recovery.stages,
+    )
+
+
 def _finding(
     incident: OpenIncident, facts: RunFacts, history: Sequence[Recovery], policy: RecoveryPolicy, now: float
 ) -> FindingExplained:
@@ -188,7 +203,8 @@ def _finding(
         stages=answer.stages,
     )
     if not isinstance(answer, Plan):
-        return named
+        of = next((one for one in history if one.id == answer.recovery_id), None)
+        return named if of is None or answer.stages else _as_decided(named, of)
     return msgspec.structs.replace(
         named,
         answer="person" if answer.ends else "planned",

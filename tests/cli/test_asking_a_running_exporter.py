@@ -50,6 +50,26 @@ def push(exporter: ExporterProcess, **fields: Any) -> None:
     assert answer.status == 200, answer.body
 
 
+def test_a_policy_is_explained_for_a_run_as_it_is_now(exporter: ExporterProcess) -> None:
+    code, shown = cli(exporter, "policy", "explain", "--run", "grpo[bold]")
+    assert code == 0
+    for words in ("Ladder", "What may trigger", "non_finite on loss", "evidence", "recoveries left in the budget"):
+        assert words in shown
+    code, shown = cli(exporter, "policy", "explain", "--run", "gone")
+    assert (code, "No run gone has ever pushed" in shown) == (1, True)
+
+
+def test_a_recovery_is_shown_with_its_rung_and_how_it_was_decided(exporter: ExporterProcess) -> None:
+    wait_for(lambda: "awaiting" in cli(exporter, "recoveries", "list")[1], exporter)
+    listed = cli(exporter, "recoveries", "list")[1]
+    recovery = next(line.split()[0] for line in listed.splitlines() if "awaiting" in line)
+    code, shown = cli(exporter, "recoveries", "show", recovery)
+    assert code == 0
+    assert "rung         checkpoint" in shown
+    for words in ("How it was decided", "assessment", "What will be different", "trainer.resume_from_path"):
+        assert words in shown
+
+
 def test_runs_and_incidents_are_listed(exporter: ExporterProcess) -> None:
     code, shown = cli(exporter, "runs")
     assert code == 0

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from recovery_scene import RUN, Scene, incident
 
+from exporter.detectors.base import Severity
 from exporter.recovery.alertmanager import MAX_ALERTS, alerts_from_webhook
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.store import RecoveryStore
@@ -142,3 +143,64 @@ def test_a_full_disk_is_named_and_the_store_works_again_when_there_is_room(scene
         alert_until_it_fails()
     scene.store._db.execute("PRAGMA max_page_count = 100000")
     assert scene.alert(found, starts_at="later").recovery_id is not None
+
+
+OLD = {
+    "id": "rold",
+    "run_id": RUN,
+    "attempt": 1,
+    "mode": "auto",
+    "action": "rollback",
+    "stage": "verifying",
+    "stage_since": 900.0,
+    "reason": "non_finite on loss: loss is NaN. Back to step 40.",
+    "outcome": "",
+    "fingerprint": "f",
+    "starts_at": "a",
+    "incidents": [{"id": "i", "detector": "non_finite", "signal": "loss", "severity": "critical", "onset": 42}],
+    "incident_keys": ["i@1@900.0"],
+    "onset": 42,
+    "not_after_step": 40,
+    "planned_target_step": 40,
+    "planned_target_path": "/ckpt/global_step_40",
+    "planned_at_step": 50,
+    "changes": [{"name": "attempt", "kind": "run", "old": 1, "new": 2, "known": True}],
+    "candidates": [{"step": 40, "path": "/c", "attempt": 1, "eligible": True, "reason": "verified"}],
+    "new_attempt": 2,
+    "progress": "started",
+    "command_closed": True,
+    "times": {"planned": 890.0, "commanded": 890.0, "started": 900.0},
+}
+"""A row as it was written before there were rungs, with a field that there is no more."""
+
+
+def test_a_recovery_from_before_there_were_rungs_is_read_and_goes_on(scene: Scene) -> None:
+    db = sqlite3.connect(scene.path)
+    row = json.dumps({**OLD, "no_longer_known": 1}).encode()
+    columns = "(id, run_id, stage, has_result, record)"
+    db.execute(f"INSERT INTO recoveries {columns} VALUES ('rold', ?, 'verifying', 0, ?)", (RUN, row))
+    db.commit()
+    db.close()
+    scene.restart()
+    found = scene.recovery("rold")
+    assert (found.rung, found.climbed_to, found.considered, found.stages) == ("checkpoint", "", (), ())
+    scene.steps(2, 41, 42)
+    scene.exit_attempt(2, 1)
+    failed = scene.recovery("rold")
+    assert (failed.stage, failed.failed_by, failed.considered[-1].rung) == ("failed", "died", "person")
+    assert scene.engine.state_of(RUN).failed
+
+
+def test_what_was_weighed_is_in_the_audit_log(scene: Scene) -> None:
+    scene.fail_with(incident(), incident("surge", "kl", severity=Severity.WARNING))
+    data = scene.engine.audit()[0].data
+    assert [stage["stage"] for stage in data["stages"]] == ["evidence", "assessment", "history", "policy", "plan"]
+    assert "surge on kl (warning) may trigger nothing" in data["stages"][0]["refused"][0]
+    assert data["considered"] == [{"rung": "checkpoint", "taken": True, "reason": "back to the checkpoint of step 48"}]
+
+
+def test_what_waits_says_in_the_audit_log_which_stage_it_came_to(scene: Scene) -> None:
+    kl = incident("surge", "kl")
+    scene.open(kl)
+    scene.alert(kl)
+    assert [stage["stage"] for stage in scene.engine.audit()[0].data["stages"]] == ["evidence"]
