@@ -64,7 +64,7 @@ def _kills() -> Iterator[Scenario]:
         for stage in STAGES:
             what = f"SIGKILL to the {victim} at the stage {stage}, and nothing starts it again"
             name = f"kill {victim} at {stage} for ever"
-            yield _at(stage, name, what, partial(_kill, victim, stays_down=True), patience=150.0)
+            yield _at(stage, name, what, partial(_kill, victim, stays_down=True), patience=200.0)
 
 
 def _late() -> Iterator[Scenario]:
@@ -74,9 +74,9 @@ def _late() -> Iterator[Scenario]:
             yield _at(
                 stage,
                 f"late {victim} killed at {stage}",
-                f"SIGKILL to the {victim} at the stage {stage}, and a start forty seconds later",
+                f"SIGKILL to the {victim} at the stage {stage}, and a start a minute later",
                 partial(_kill, victim, stays_down=True),
-                then=(Act(40.0, partial(_revive, victim)),),
+                then=(Act(60.0, partial(_revive, victim)),),
             )
 
 
@@ -98,7 +98,7 @@ def _network() -> Iterator[Scenario]:
                         f"the wire {link} is {condition}{lasting or ' for 6 s'}",
                         partial(_disturb, link, condition, seconds),
                         RECOVERED if seconds else None,
-                        patience=100.0 if seconds else 150.0,
+                        patience=150.0 if seconds else 200.0,
                     )
         yield _at(
             "before_alert",
@@ -150,7 +150,7 @@ def _disks() -> Iterator[Scenario]:
                     RECOVERED if seconds else None,
                     small_disks=frozenset({disk}),
                     after=_brief,
-                    patience=100.0 if seconds else 150.0,
+                    patience=150.0 if seconds else 200.0,
                 )
 
 

@@ -34,7 +34,7 @@ STAGES: tuple[Moment, ...] = (
     "verifying",
     "climbing",
 )
-MOMENT_SECONDS = 45.0
+MOMENT_SECONDS = 60.0
 _RANK = ("accepted", "stopping", "stopped", "starting", "started", "succeeded", "failed")
 
 

@@ -21,7 +21,7 @@ from tests.chaos.world import Interrupted, World
 RECOVERED: frozenset[End] = frozenset({"recovered"})
 ANY_END: frozenset[End] = frozenset({"recovered", "stopped", "observed"})
 NOT_RECOVERED: frozenset[End] = frozenset({"stopped", "observed"})
-PATIENCE_SECONDS = 100.0
+PATIENCE_SECONDS = 150.0
 
 
 @dataclass(frozen=True)

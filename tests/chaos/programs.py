@@ -133,8 +133,8 @@ def exporter(
         "data_dir": str(out / "exporter"),
         "tokens": {scope: [{"file": str(path)}] for scope, path in tokens.items()},
         "detectors": {
-            "stalled_phase": {"floor_seconds": 5.0, "unknown_seconds": 12.0},
-            "silent_run": {"limit_seconds": 8.0, "start_seconds": 15.0, "blind_seconds": 4.0},
+            "stalled_phase": {"floor_seconds": 8.0, "unknown_seconds": 20.0},
+            "silent_run": {"limit_seconds": 12.0, "start_seconds": 30.0, "blind_seconds": 6.0},
         },
         "links": {"console": f"http://{listen}"},
         "recovery": dict(recovery),

@@ -59,8 +59,13 @@ def look(world: World, run: Run) -> Verdict:
         steps = [step for step in run.steps(newest["attempt"]) if step["step"] > newest["from"]][-HEALTHY_STEPS:]
         fresh = bool(steps) and time.monotonic() - steps[-1]["at"] < 3.0
         if len(steps) == HEALTHY_STEPS and fresh and not any(step["ruined"] for step in steps):
+            healthy = f"attempt {newest['attempt']} is healthy at step {steps[-1]['step']}"
             if not _under_way(world, run):
-                return Verdict("recovered", f"attempt {newest['attempt']} is healthy at step {steps[-1]['step']}")
+                return Verdict("recovered", healthy)
+            # An exporter that cannot write, its disk being full, cannot end the recovery either; it says so by a page.
+            told = who_is_told(world, run)
+            if "VerlExporterNotReady" in told or "VerlExporterDown" in told:
+                return Verdict("recovered", f"{healthy}, and its end cannot be recorded; told by {told}")
             return Verdict("undecided", "the new attempt is healthy, and its recovery not over")
     told = who_is_told(world, run)
     if not told:

@@ -47,9 +47,9 @@ RECOVERY: Mapping[str, Any] = {
     "cooldown_seconds": 3.0,
     "budget_per_day": 4,
     "success_steps": 4,
-    "deadlines": {"command_seconds": 15.0, "stop_seconds": 25.0, "start_seconds": 25.0, "step_seconds": 20.0},
+    "deadlines": {"command_seconds": 30.0, "stop_seconds": 45.0, "start_seconds": 45.0, "step_seconds": 40.0},
 }
-"""A policy that is as fast as the trainer is; otherwise the defaults."""
+"""A policy as fast as the trainer, on a machine that has other things to do; otherwise the defaults."""
 
 
 class Interrupted(Exception):
