@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import random
 from pathlib import Path
 
 KINDS = ("model", "optim", "extra_state")
@@ -49,23 +48,55 @@ def long_ago(directory: Path, seconds: float = 3600.0) -> Path:
 
 
 def trained(folder: Path, *, ranks: int = 1) -> Path:
-    """A tiny real model and its optimizer, sharded by FSDP2 over ``ranks`` and saved as verl saves; one process a rank.
+    """A tiny real model and its optimizer, sharded by FSDP2 over ``ranks`` and saved as verl's manager saves.
 
-    Returns ``folder/global_step_7`` in the layout of SFT.
+    Returns ``folder/global_step_7`` in the layout of SFT. One process plays all ranks, one after the other: cutting
+    and saving need no word from the others.
     """
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     directory = folder / "global_step_7"
     directory.mkdir(parents=True)
-    rendezvous = folder / "rendezvous"
-    script = str(Path(__file__).with_name("save_shards.py"))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(directory), str(rank), str(ranks), f"file://{rendezvous}"],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors.decode("utf-8", "replace")[-2000:]
+    # An odd vocabulary, so that FSDP's cut is uneven.
+    config = Qwen2Config(
+        vocab_size=37,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        tie_word_embeddings=False,
+    )
+    for rank in range(ranks):
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                model = Qwen2ForCausalLM(config)
+            fully_shard(model, mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",)))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            rng = {"cpu": torch.get_rng_state(), "numpy": np.random.get_state(), "random": random.getstate()}
+            extra = {"lr_scheduler": {"last_epoch": 7, "_last_lr": [1e-3]}, "rng": rng}
+            for kind, state in (
+                ("model", model.state_dict()),
+                ("optim", optimizer.state_dict()),
+                ("extra_state", extra),
+            ):
+                torch.save(state, directory / f"{kind}_world_size_{ranks}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+        torch.save({"_num_yielded": 7, "_iterator_finished": False}, directory / f"data_{rank}.pt")
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(directory / "huggingface")
+    (directory / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
     return directory
