@@ -224,7 +224,9 @@ class Scene:
             check=False,
         )
 
-    def script(self, *words: str, name: str = "checkpoint") -> subprocess.CompletedProcess[str]:
+    def script(
+        self, *words: str, name: str = "checkpoint", seconds: float = SECONDS
+    ) -> subprocess.CompletedProcess[str]:
         """Run a rollback script by hand, to its end."""
         return subprocess.run(
             ["bash", str(SCRIPTS / f"{name}.sh"), *words],
@@ -232,7 +234,7 @@ class Scene:
             text=True,
             env=self.environ,
             cwd=self.folder,
-            timeout=SECONDS,
+            timeout=seconds,
             check=False,
         )
 

@@ -67,6 +67,11 @@ class Carrying:
         return self._desk.active is not None
 
     @property
+    def expects_resume(self) -> bool:
+        """True while a script that a person runs has stopped the trainer and has not started it again."""
+        return self._requests.expects_resume
+
+    @property
     def active_id(self) -> str:
         """The command under way, or an empty string."""
         return self._desk.active.id if self._desk.active else ""

@@ -48,6 +48,8 @@ class Requests:
         self._acts = acts
         self._life = life
         self._options = options
+        self.expects_resume = False
+        """A person's script has stopped the trainer, and is to start it again in a moment."""
 
     def take(self, conversation: Conversation) -> None:
         """Do what is asked, or say why not."""
@@ -119,6 +121,7 @@ class Requests:
         except StateError as error:
             conversation.answer(ControlAnswer(detail=str(error), final=True, code=exitcodes.NOT_STOPPED))
             return
+        self.expects_resume = not asked.instance
         code = exitcodes.NOT_SAVED if asked.save_first and not well else exitcodes.OK
         conversation.answer(ControlAnswer(detail=record.detail, state="stopped", final=True, code=code))
 
@@ -166,6 +169,7 @@ class Requests:
             else:
                 desk.progress(record, "stopped", str(error))
             return
+        self.expects_resume = False
         record = replace(record, new_attempt=life.number)
         detail = f"Attempt {life.number} started from step {target.step}{changed}."
         record = desk.progress(record, "started", detail)

@@ -35,6 +35,8 @@ from trainer_entry.supervisor.stopping import Hurry
 
 TICK_SECONDS = 0.1
 FLUSH_SECONDS = 3.0
+RESUME_SECONDS = 900.0
+"""How long a script by hand may take from its stop to its resume, also where nobody else would send a command."""
 REPORTS_SECONDS = 1.0
 
 Item = Asked | Conversation | ScriptEnded
@@ -171,6 +173,8 @@ class Supervisor:
     def _wait(self) -> None:
         """The trainer is down and nothing is under way: wait for a command, but not for ever."""
         seconds = self._options.wait_for_command_seconds
+        if self._carrying.expects_resume:
+            seconds = max(seconds, RESUME_SECONDS)
         if self._waiting_until is None:
             self._waiting_until = time.monotonic() + seconds
             self._say(f"waiting up to {seconds:g} s for a command; verl-sentinel-train status|resume|stop tell more")
