@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models import dashboard as model
+
 from grafana.boards import Board, Line, Row, even, project, runs, to_run
 from grafana.panels import (
     GREEN,
@@ -197,7 +199,36 @@ def _recoveries() -> list[Line]:
         decimals=1,
         no_value="No recovery yet, or the exporter is not heard.",
     )
-    return [Line(9, [(table, 14), (stages, 10)])]
+    return [Line(9, [(table, 14), (stages, 10)]), Line(8, [(_rungs(), 10), (_copies(), 14)])]
+
+
+def _rungs() -> model.Panel:
+    return lines(
+        "Rung of the newest recovery",
+        "Runs whose newest recovery is on each rung of the ladder: checkpoint, config, version, infra. Healthy: most "
+        "are on checkpoint, and those above it are few.",
+        Query(f"sum by (rung) ({of_project(newest('verl_recovery_rung', 'rung'))})", "{{rung}}"),
+        unit="none",
+        minimum=0,
+        decimals=0,
+        no_value="No recovery yet, or the exporter is not heard.",
+    )
+
+
+def _copies() -> model.Panel:
+    return bars(
+        "Age of the newest good copy, by tier",
+        "How long ago the newest good copy of each run was made: where it was saved (primary), and in each tier of "
+        "its backups. Healthy: about the interval of the tier; milestones come when the run has improved.",
+        Query(
+            of_project(f"time() - {newest('verl_checkpoint_tier_last_timestamp_seconds', 'tier')}"),
+            "{{run}}: {{tier}}",
+            instant=True,
+        ),
+        unit="s",
+        decimals=0,
+        no_value="No checkpoint was verified, or the exporter is not heard.",
+    )
 
 
 def _over_time() -> Line:
