@@ -16,7 +16,7 @@ pytestmark = pytest.mark.programs
 
 SHORT = (
     "kill supervisor at stopping",
-    "kill exporter at commanded",
+    "kill exporter at climbing",
     "kill trainer at verifying",
     "kill prometheus at pending_alert",
     "two supervisor and exporter at starting",
