@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.client import ExporterApi
+from demo.course import STOP_SECONDS
 from demo.faults.plan import AFTER, EACH
 from demo.processes import Child, StartError
 from demo.scenarios import Scenario
@@ -124,7 +125,7 @@ def _run(wanted: int, folder: Path) -> dict[str, Any]:
         supervisor.start()
         problem = watched.follow(ExporterApi(stack.exporter_url, stack.token("operate")), supervisor, wanted)
     finally:
-        supervisor.stop(seconds=60.0, first=signal.SIGINT)
+        supervisor.stop(seconds=STOP_SECONDS, first=signal.SIGINT)
         stack.stop()
     return result_of(watched.measured(), wanted, watched.first_start, problem)
 

@@ -22,7 +22,8 @@ STEPS_TO_BE_FOUND = 60
 """A fault that is only to be found, or that is to come back, is not found after as many steps."""
 CLIMB_SECONDS = 10.0
 """A recovery that failed, and that none has followed after so long, is the last one."""
-STOP_SECONDS = 60.0
+STOP_SECONDS = 90.0
+"""More than the supervisor is given for a clean end of the trainer, with all that may follow it."""
 
 
 class Course:

@@ -29,8 +29,9 @@ def rungs_taken(recoveries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def refused_checkpoints(recovery: Mapping[str, Any]) -> list[str]:
-    """What was said, while it was carried out, of checkpoints that were not taken."""
-    return [line for line in recovery["output"] if "refused" in line]
+    """What was said, while it was carried out, of checkpoints that might have been taken and were not."""
+    told = (line.replace("verl-sentinel: ", "") for line in recovery["output"])
+    return [line for line in told if " is refused: " in line and "the newest allowed" not in line]
 
 
 def steps_lost(observation: Observation, recovery: Mapping[str, Any]) -> int | None:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.client import ExporterApi
-from demo.course import POLL_SECONDS, Course
+from demo.course import POLL_SECONDS, STOP_SECONDS, Course
 from demo.display import Display, Observed
 from demo.observation import Observation
 from demo.observer import Observer
@@ -116,7 +116,7 @@ def run(options: Options, console: Console) -> int:
             if supervisor.running():
                 display.event("stopping the trainer")
             # It stops the trainer first; killing it would leave a run for the next supervisor to take over.
-            supervisor.stop(seconds=60.0, first=signal.SIGINT)
+            supervisor.stop(seconds=STOP_SECONDS, first=signal.SIGINT)
             stack.stop()
     result = conclude(scenario, observation)
     _report(result, out, console)

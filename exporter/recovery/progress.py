@@ -59,7 +59,7 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
     if recovery.stage not in (*COMMANDED, "verifying") or RANK[progress.state] <= RANK[recovery.progress]:
         return None
     said = f"{progress.state}: {progress.detail}" if progress.detail else ""
-    recovery = with_output(replace(recovery, progress=progress.state), said)
+    recovery = with_output(replace(recovery, progress=progress.state), *progress.output[-MOST_OUTPUT:], said)
     if progress.target_step is not None:
         recovery = replace(recovery, target_step=progress.target_step, target_path=progress.target_path)
     recovery = at_times(recovery, command_delivered=now, accepted=now)

@@ -378,11 +378,13 @@ DAMAGED = {**FAULT, "fault": "corrupt_checkpoint", "damaged": "global_step_25/ac
     [
         (20, ["step 25 is refused: actor/model_world_size_1_rank_0.pt is not as it was saved."], "recovered"),
         (20, [], "the damaged checkpoint of step 25 was not named"),
-        (25, ["step 25 is refused"], "the checkpoint of step 25 is damaged, and the run went back to 25"),
+        (25, ["step 25 is refused: damaged"], "the checkpoint of step 25 is damaged, and the run went back to 25"),
     ],
 )
 def test_a_damaged_checkpoint_has_to_be_named_and_not_taken(target: int, output: list[str], words: str) -> None:
-    seen = observed(fault=DAMAGED, recoveries=[recovery(target_step=target, output=output)])
+    newer = "verl-sentinel: step 30 is refused: It was saved at step 30, after step 25, the newest allowed."
+    told = [newer, *(f"verl-sentinel: {line}" for line in output), "rollback: the target is global_step_20"]
+    seen = observed(fault=DAMAGED, recoveries=[recovery(target_step=target, output=told)])
     result = conclude(SCENARIOS["corrupt_checkpoint"], seen)
 
     assert words in result.outcome

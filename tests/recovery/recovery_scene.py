@@ -111,7 +111,13 @@ class Scene:
             self.engine.tick({self.facts.run_id: self.facts}, self.now)
 
     def report(
-        self, recovery: Recovery, *states: str, target: int | None = None, detail: str = "", code: int | None = None
+        self,
+        recovery: Recovery,
+        *states: str,
+        target: int | None = None,
+        detail: str = "",
+        code: int | None = None,
+        output: Sequence[str] = (),
     ) -> Recovery:
         for state in states:
             self.now += 1
@@ -121,6 +127,7 @@ class Scene:
                 state=state,  # type: ignore[arg-type]
                 detail=detail,
                 code=code,
+                output=list(output),
                 target_step=target,
                 target_path="" if target is None else f"/ckpt/global_step_{target}",
             )

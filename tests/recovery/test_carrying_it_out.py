@@ -11,6 +11,7 @@ from recovery_scene import RUN, Scene, incident
 from exporter.protocol import CommandProgress
 from exporter.recovery.engine import WrongStage
 from exporter.recovery.policy import Deadlines
+from exporter.recovery.progress import MOST_OUTPUT
 from trainer_entry.supervisor.command import WAIT_FOR_COMMAND_SECONDS
 
 Restart = Callable[[], None]
@@ -43,6 +44,17 @@ STAGES = ["commanded", "commanded", "stopping", "starting", "starting", "verifyi
 
 def test_a_recovery_goes_through_its_stages(scene: Scene) -> None:
     assert walk(scene, lambda: None) == STAGES
+
+
+def test_what_the_rollback_script_said_is_kept_and_is_bounded(scene: Scene) -> None:
+    recovery = scene.fail_with(incident(onset=42))
+    scene.engine.pending_command(RUN, scene.now)
+    scene.report(recovery, "accepted", "stopping", "stopped", "starting", target=20)
+    scene.start_attempt(2, 20)
+    lines = [f"step {step} is refused: its content is not what was saved" for step in range(5000)]
+    done = scene.report(recovery, "succeeded", target=20, detail="Attempt 2 started from step 20.", output=lines)
+    assert done.output[-2:] == (lines[-1], "succeeded: Attempt 2 started from step 20.")
+    assert len(done.output) == MOST_OUTPUT
 
 
 def test_a_kill_after_any_report_changes_nothing(scene: Scene) -> None:
