@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.client import ExporterApi
+from demo.course import STOP_SECONDS
 from demo.processes import Child, StartError
 from demo.recording import Fault, Head, Recording, shrunk, since, write
 from demo.run import Interrupts, prepare
@@ -61,7 +62,7 @@ def record(scenario: Scenario, seed: int, work: Path) -> None:
             _follow(scenario, work, ExporterApi(stack.exporter_url, stack.token("operate")), supervisor, interrupts)
             (work / _END).write_text(f"{time.time()!r}\n")
         finally:
-            supervisor.stop(seconds=60.0, first=signal.SIGINT)
+            supervisor.stop(seconds=STOP_SECONDS, first=signal.SIGINT)
             stack.stop()
 
 
