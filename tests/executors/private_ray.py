@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import secrets
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
@@ -21,6 +21,7 @@ from private_slurm import free_ports
 from trainer_entry.supervisor import processes
 
 SECONDS = 240.0
+TRIES = 3
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
@@ -37,7 +38,16 @@ class PrivateRay:
         self.address = ""
 
     def start(self) -> None:
-        """Start the head, and wait until its job agent takes jobs."""
+        """Start the head, and wait until it has run a job. Ray gives up its own start after 30 s, which are not enough
+        on a machine that is loaded tenfold, so it is tried again.
+        """
+        for _ in range(TRIES):
+            if self._start_once():
+                return
+            self._end()
+        raise AssertionError(f"Ray did not come up: {(self.folder / 'head.log').read_text('utf-8', 'replace')[-3000:]}")
+
+    def _start_once(self) -> bool:
         port, dashboard, client, agent = free_ports(4)
         self.address = f"http://127.0.0.1:{dashboard}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_SENTINEL", "RAY_"))}
@@ -49,7 +59,7 @@ class PrivateRay:
             processes.MARKER_VARIABLE: self._marker,
         }
         with open(self.folder / "head.log", "wb") as log:
-            self._head = subprocess.Popen(
+            head = self._head = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
                     *(f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"),
@@ -64,12 +74,21 @@ class PrivateRay:
                 start_new_session=True,
             )
         deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            # The agent comes up last; it is asked through the head, by ending a job that does not exist.
-            if self._status("POST", "/api/jobs/none/stop") == 404 and self._status("GET", "/api/version") == 200:
-                return
+        trial = b'{"entrypoint": "true", "submission_id": "trial"}'
+        while time.monotonic() < deadline and head.poll() is None:
+            try:
+                self._ask("POST", "/api/jobs/", trial)  # refused as long as the job agent is not there
+                break
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.5)
+        while time.monotonic() < deadline and head.poll() is None:
+            try:
+                if self.jobs()["trial"]["status"] == "SUCCEEDED":
+                    return True
+            except (OSError, http.client.HTTPException, KeyError):
+                pass
             time.sleep(0.3)
-        raise AssertionError(f"Ray did not come up: {(self.folder / 'head.log').read_text('utf-8', 'replace')[-3000:]}")
+        return False
 
     def settings(self, folder: Path, **more: Any) -> Path:
         """A settings file for this cluster."""
@@ -88,26 +107,22 @@ class PrivateRay:
         return [name for name, job in self.jobs().items() if job["status"] in ("PENDING", "RUNNING")]
 
     def close(self) -> None:
-        """End all processes that this head started, and itself: they carry the marker."""
+        """End the head, and remove what it left."""
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        """All processes that the head started, and itself: they carry the marker."""
         leader = processes.identify(self._head.pid) if self._head is not None else None
         processes.sweep(self._marker, leader, term_seconds=5, kill_seconds=20)
         if self._head is not None:
             self._head.kill()
             self._head.wait(20)
-        shutil.rmtree(self.folder, ignore_errors=True)
+            self._head = None
 
-    def _ask(self, method: str, path: str) -> bytes:
-        headers = {"Authorization": f"Bearer {self.token_file.read_text()}"}
-        request = urllib.request.Request(self.address + path, method=method, headers=headers)
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        headers = {"Authorization": f"Bearer {self.token_file.read_text()}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.address + path, method=method, headers=headers, data=body)
         with urllib.request.urlopen(request, timeout=30) as answer:
-            body: bytes = answer.read()
-        return body
-
-    def _status(self, method: str, path: str) -> int:
-        try:
-            self._ask(method, path)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return 0
-        return 200
+            said: bytes = answer.read()
+        return said

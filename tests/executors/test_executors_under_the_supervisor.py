@@ -117,6 +117,27 @@ def test_supervisor_attempt_process_and_shadow_killed_leave_a_job_that_the_next_
     assert len(scene.starts()) == 1
 
 
+def test_a_shadow_that_dies_while_the_cluster_cannot_be_asked_is_no_end_of_the_attempt(cluster: Cluster) -> None:
+    scene = cluster.scene
+    supervisor = cluster.run(step_seconds=0.1)
+    trainer = cluster.started()["pid"]
+    cluster.printed("step:3")
+    settings = Path(cluster.job()["settings"])
+    kept = settings.read_text()
+    settings.write_text("{")
+    kill(cluster.record()["trainer_pid"])
+    until(lambda: "is not followed any more, and may be running" in scene.said(), "the supervisor to notice")
+    settings.write_text(kept)
+    until(lambda: "is followed again" in scene.said(), "the job to be followed again")
+    assert alive(trainer)
+    assert scene.exporter is not None
+    assert scene.exporter.events("attempt_exited") == []
+    supervisor.send_signal(signal.SIGTERM)
+    assert cluster.ended(supervisor) == 143
+    assert not alive(trainer)
+    assert len(scene.starts()) == 1
+
+
 def test_a_job_that_was_left_without_its_attempt_being_known_is_ended_before_the_next_start(cluster: Cluster) -> None:
     """The records say that attempt 1 is over, as a supervisor writes when it could not ask the cluster."""
     scene = cluster.scene

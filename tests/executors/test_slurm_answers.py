@@ -95,7 +95,5 @@ def test_a_refusal_is_told_in_slurms_words_and_leaves_no_job(tmp_path: Path) -> 
 
 
 def test_a_machine_without_slurm_is_told_where_to_run(tmp_path: Path) -> None:
-    with pytest.raises(
-        CannotAsk, match="squeue is not on this machine; run the supervisor on a login node"
-    ):
+    with pytest.raises(CannotAsk, match="squeue is not on this machine; run the supervisor on a login node"):
         Slurm(SlurmSettings(), tmp_path, {"PATH": str(tmp_path)}).find("r-1-ab")

@@ -20,7 +20,7 @@ from trainer_entry.executors.record import FILE, read_job
 from trainer_entry.supervisor.processes import MARKER_VARIABLE
 
 END_SECONDS = 90.0
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 30.0
 _SPARE_SECONDS = 60.0
 """For starting Python and importing Ray, on a loaded machine."""
 

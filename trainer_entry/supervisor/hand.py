@@ -9,16 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trainer_entry.executors import ExecutorError, confirm_gone, confirm_none_alive, job_state
 from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.state import StateDir, StateError
 
-MAX_TAKEN_UP = 20
+MAX_FOLLOWED_AGAIN = 20
 """How often the shadow of one attempt is started again. One that keeps dying is a fault of its own."""
+ASK_AGAIN_SECONDS = 15.0
+UNKNOWN_SECONDS = 900.0
+"""How long a job that cannot be asked about counts as running, once its shadow is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +79,44 @@ def left_behind(attempt: Attempt, say: Callable[[str], None]) -> str:
     return ""
 
 
-def goes_on(
-    state: StateDir, attempt: Attempt, environ: Mapping[str, str], say: Callable[[str], None]
-) -> Attempt | None:
-    """Follow the job of an attempt again whose shadow is gone, while the job itself runs; None where it does not.
+class FollowedAgain:
+    """Follows the job of an attempt again whose shadow is gone, while the job itself runs.
 
-    The machine of the supervisor was restarted, say, or its memory was short: no reason to end a job elsewhere.
+    The machine of the supervisor was restarted, say, or its memory was short: no reason to end a job elsewhere. Nor
+    is a cluster that cannot be asked just then: it is asked again for a while, and the attempt counts as running.
     """
-    try:
-        found = job_state(attempt.directory)
-    except (ExecutorError, StateError) as error:
-        say(f"attempt {attempt.number}: {error}")
-        return None
-    if found is None or not found.alive:
-        return None
-    number = len(list(attempt.directory.glob("lost-*")))
-    if number >= MAX_TAKEN_UP or not attempt.wait_until_swept(15.0):
-        return None
-    for name in ("exit.json", "attempt.json"):
-        with contextlib.suppress(FileNotFoundError):
-            (attempt.directory / name).rename(attempt.directory / f"lost-{number + 1}-{name}")
-    say(f"the job of attempt {attempt.number} is {found.state}, and is followed again")
-    return Attempt.start(state, attempt.request, environ)
+
+    def __init__(self, state: StateDir, say: Callable[[str], None]) -> None:
+        self._state = state
+        self._say = say
+        self._ask_at = 0.0
+        self._give_up_at = 0.0
+        self._attempt = 0
+
+    def settle(self, attempt: Attempt, environ: Mapping[str, str]) -> Attempt | Literal["ended", "later"]:
+        """For an attempt whose end nobody asked for: the attempt, running again, or that it ended, or not known yet.
+
+        Raises StateError where its shadow cannot be started again.
+        """
+        now = time.monotonic()
+        if self._attempt != attempt.number:
+            self._attempt, self._ask_at, self._give_up_at = attempt.number, now, now + UNKNOWN_SECONDS
+        if now < self._ask_at:
+            return "later"
+        try:
+            found = job_state(attempt.directory)
+        except (ExecutorError, StateError) as error:
+            if now >= self._give_up_at:
+                return "ended"  # and nothing is started before its job is known to be over
+            self._say(f"attempt {attempt.number} is not followed any more, and may be running. {error}")
+            self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
+            return "later"
+        number = len(list(attempt.directory.glob("lost-*-exit.json")))
+        if found is None or not found.alive or number >= MAX_FOLLOWED_AGAIN or not attempt.wait_until_swept(15.0):
+            return "ended"
+        for name in ("attempt.json", "exit.json"):
+            with contextlib.suppress(FileNotFoundError):
+                (attempt.directory / name).rename(attempt.directory / f"lost-{number + 1}-{name}")
+        self._attempt = 0
+        self._say(f"the job of attempt {attempt.number} is {found.state}, and is followed again")
+        return Attempt.start(self._state, attempt.request, environ)

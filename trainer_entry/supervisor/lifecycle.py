@@ -16,7 +16,7 @@ from exporter.protocol import AttemptExited, AttemptStarted
 from trainer_entry import changes as changing
 from trainer_entry import settings
 from trainer_entry.supervisor.attempts import Attempt, new_marker
-from trainer_entry.supervisor.hand import LOCAL, Hand, before_start, goes_on, left_behind
+from trainer_entry.supervisor.hand import LOCAL, FollowedAgain, Hand, before_start, left_behind
 from trainer_entry.supervisor.outfit import InForce, outfit
 from trainer_entry.supervisor.output import Tail
 from trainer_entry.supervisor.reporting import Reporter
@@ -52,6 +52,7 @@ class Lifecycle:
         self._environments = environments
         self._hand = hand
         self._follow = follow
+        self._followed = FollowedAgain(state, say)
         self._say = say
         self._tail: Tail | None = None
         self._seen_at = 0.0
@@ -194,8 +195,10 @@ class Lifecycle:
         if self.attempt.exit() is not None:
             told = self.run.told_to_stop >= self.attempt.number
             environ = self._environ_of(self.attempt.number, self._environ)
-            if not told and (again := goes_on(self._state, self.attempt, environ, self._say)) is not None:
-                self._current(again, from_end=True)
+            settled = "ended" if told else self._followed.settle(self.attempt, environ)
+            if settled != "ended":
+                if isinstance(settled, Attempt):
+                    self._current(settled, from_end=True)
                 return None
             return self.notice_end(expected=told)
         if time.monotonic() - self._seen_at > _SEEN_SECONDS:
