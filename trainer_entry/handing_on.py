@@ -12,10 +12,11 @@ import contextlib
 import functools
 import importlib.metadata
 import json
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from trainer_entry.settings import DEFAULT_URL, STATE_DIR, TOKEN, URL, VARIABLES, asked_for, read_settings
+from trainer_entry.settings import CHANGES, DEFAULT_URL, STATE_DIR, TOKEN, URL, VARIABLES, asked_for, read_settings
 
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN = "trainer_entry.plugin"
@@ -76,11 +77,15 @@ def handed_on_by_ray(environ: Mapping[str, str]) -> Iterator[None]:
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         variables = to_hand_on(environ)
-        if TOKEN in variables and _starts_a_cluster(args, kwargs):
+        starts = _starts_a_cluster(args, kwargs) if variables else False
+        if TOKEN in variables and starts:
             del variables[TOKEN]
         if variables:
             given = dict(kwargs.get("runtime_env") or {})
             given["env_vars"] = {**variables, **(given.get("env_vars") or {})}
+            if _another_version(environ) and not starts:
+                # A cluster that is joined starts its workers with an interpreter of its own, which has the old verl.
+                given.setdefault("py_executable", sys.executable)
             kwargs["runtime_env"] = given
         return original(*args, **kwargs)
 
@@ -89,6 +94,15 @@ def handed_on_by_ray(environ: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         ray.init = original
+
+
+def _another_version(environ: Mapping[str, str]) -> bool:
+    """Whether a rollback has put the run into another environment, which all its workers must run in."""
+    try:
+        changes = json.loads(environ.get(CHANGES, "") or "{}")
+    except ValueError:
+        return False
+    return isinstance(changes, dict) and bool(changes.get("verl_version"))
 
 
 def _starts_a_cluster(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
