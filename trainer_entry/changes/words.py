@@ -22,7 +22,8 @@ def with_settings(argv: Sequence[str], changes: Changes) -> list[str]:
     """The words with the changed settings in place of whatever they said of those keys. Raises ChangeError.
 
     ``++`` sets a key whether the configuration has it or not. A key that is taken out is set first, so that taking it
-    out cannot fail (Hydra takes out neither what is not there nor what is null); one that the words themselves had added (``+key=…``) is simply not added.
+    out cannot fail (Hydra takes out neither what is not there nor what is null); one that the words themselves had
+    added (``+key=…``) is simply not added.
 
     >>> with_settings(["python", "-m", "x", "optim.lr=1e-3", "+a.b=1"], Changes(settings={"optim.lr": 1e-6}))
     ['python', '-m', 'x', '+a.b=1', '++optim.lr=1e-06']
