@@ -3,11 +3,11 @@
 ``python -m bench.checkpoint_overhead [--gigabytes G] [--pairs N] [--json]`` trains a small network with torch in a
 process of its own. Beside it the very processes that work beside verl go over a checkpoint of G GB (default 1): the one
 that hashes it, and the keeper, which links a snapshot, uploads a milestone to an S3 server in parts and writes a second
-copy to another folder, again and again. All of them are stopped (SIGSTOP) in every second window, and a step's time
+copy to another folder, again and again. All of them are stopped (SIGSTOP) in every second window, and the time of a step
 with them is compared with that in the window next to it, so that whatever else the machine does meets both.
 
-Two loops: ``all_cores``, whose steps keep every core busy, so that idle priority decides; and ``one_core``, which leaves
-the others to the background work, as a trainer whose GPU does the work does, so that memory and disk decide. The S3
+Two loops: ``all_cores``, whose steps keep every core busy, so that idle priority decides; and ``one_core``, which
+leaves the others to the background work, as a trainer whose GPU does the work does, so that memory and disk decide. The S3
 server, which in truth is another machine, runs here at idle priority too.
 
 ``ratio`` is the median over all pairs of windows, with a 95 % interval by bootstrap; ``noise`` is the same of windows
@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import logging
 import os
 import random
 import signal
@@ -302,6 +303,7 @@ def _background(folder: Path) -> int:
 
 def _serve_s3(folder: Path) -> int:
     boto3 = importlib.import_module("boto3")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would tell of each request
     server = importlib.import_module("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
