@@ -199,6 +199,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="S",
         help="how long the end of a run waits for the last copies, an archive say (default: %(default)g)",
     )
+    run.add_argument("--forget-changes", action="store_true", help="drop what earlier recoveries have changed")
     run.add_argument("--quiet", action="store_true", help="do not show the trainer's output; it is in attempts/N")
     run.add_argument("trainer", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(act=command.run)

@@ -210,6 +210,10 @@ start_trainer() {
         code=0
         resume_from_target || code=$?
     fi
+    if ((code == 9)); then
+        say "what is to be changed could be changed before the stop, and cannot any more"
+        code=6
+    fi
     case $code in
         0) say "the trainer was started from $target" ;;
         7) say "the trainer is stopped; start it with the command above" ;;

@@ -75,6 +75,9 @@ def test_with_the_supervisor_dead_the_changes_are_recorded_for_the_next(scene: S
     started = scene.started(2)
     assert (started["from"], rates(started)) == (10, [f"++{RATE}=5e-07"])
     assert read(scene.state / "run.json")["changes"] == {"settings": {RATE: 5e-7}}
+    assert scene.cli("stop", "--state-dir", str(scene.state)).returncode == 0
+    scene.run(None, "--forget-changes")
+    assert rates(scene.started(3)) == [f"{RATE}=0.1"], "a person may drop them"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def _possible(parsed: argparse.Namespace, state: StateDir, run: RunRecord, after
     argv: Sequence[str] = with_settings(run.argv, after)
     if after.verl_version:
         environments.find(environments_of(parsed), after.verl_version)
-    if getattr(run, "executor", "local") in ("", "local"):
+    if run.executor == "local":
         local_variables(after, argv=argv, config=recorded(state.path, run.attempt), environ=os.environ)
 
 

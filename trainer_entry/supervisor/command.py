@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exporter.protocol import Asked, Run
+from exporter.protocol import Asked, Changes, Run
 from trainer_entry import settings
 from trainer_entry.checkpoints.tiers.copying import refuse_inside
 from trainer_entry.checkpoints.tiers.jobs import RunNote, Workplace
@@ -41,6 +41,8 @@ def run(parsed: argparse.Namespace) -> int:
     state.create()
     with state.locked():
         record = _merge(state, state.read_run(), given, parsed)
+        if parsed.forget_changes:
+            record = replace(record, changes=Changes(), skip_from=None)
         trainer = overrides.parse(record.argv, usable_cwd(record.cwd))
         configured = configure(record.url, record.run_id, state.path)
         scripts = parsed.rollback_scripts or shipped_scripts()
