@@ -60,10 +60,10 @@ def postmortem_pages(console: Console) -> list[HTTPRouteHandler]:
 
 
 def rendered(text: str, address: Any) -> Markup:
-    """As HTML, without its title. ``address`` gives that of a picture; a picture that is none of ours is left out."""
-    title, _, rest = text.partition("\n")
-    body = rest if title.startswith("# ") else text
-    return Markup(_parser().render(body, {"address": address}))
+    """As HTML, one heading below the page's own. ``address`` gives that of a picture; one that is none of ours is left
+    out."""
+    below = f"#{text}" if text.startswith("# ") else text
+    return Markup(_parser().render(below, {"address": address}))
 
 
 @lru_cache(1)

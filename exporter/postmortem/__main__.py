@@ -14,7 +14,7 @@ from pathlib import Path
 from exporter.postmortem.material import MaterialUnreadable
 from exporter.postmortem.writing import write
 
-NICE = 15
+NICE = 10
 
 
 def main(arguments: Sequence[str]) -> int:

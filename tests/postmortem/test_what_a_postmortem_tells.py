@@ -178,6 +178,20 @@ def test_without_matplotlib_the_text_alone_says_so(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / writing.PICTURE_NAME).exists()
 
 
+def test_a_record_that_changes_is_told_anew_with_the_picture_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / writing.MATERIAL_NAME).write_bytes(encode(material()))
+    writing.write(tmp_path)
+    drawn = (tmp_path / writing.PICTURE_NAME).stat().st_mtime_ns
+    (tmp_path / writing.MATERIAL_NAME).write_bytes(encode(material(recovery(outcome="Told anew."))))
+    writing.write(tmp_path)
+    assert "Told anew" in (tmp_path / writing.TEXT_NAME).read_text()
+    assert "(signals.png)" in (tmp_path / writing.TEXT_NAME).read_text()
+    assert (tmp_path / writing.PICTURE_NAME).stat().st_mtime_ns == drawn
+    (tmp_path / writing.MATERIAL_NAME).write_bytes(encode(material(recovery(target_step=10))))
+    writing.write(tmp_path)
+    assert (tmp_path / writing.PICTURE_NAME).stat().st_mtime_ns != drawn
+
+
 def test_material_comes_back_as_it_was_and_what_is_none_is_refused() -> None:
     before = material()
     after = decode(encode(before))
