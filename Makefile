@@ -33,10 +33,11 @@ down:  ## end what `make up` started; data, logs and tokens stay in .stack
 	@if [ -x $(PY) ]; then $(PY) -m compose.local down; else echo "Nothing runs: there is no $(VENV), which make up makes."; fi
 
 test: setup  ## run all tests, on the stock verl trainer, real programs and a real browser
-	@scripts/bootstrap.sh browser node slurm
+	@scripts/bootstrap.sh browser node slurm faketime
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 chaos: setup  ## kill, cut and fill everything at every stage of a recovery; SCENARIOS=20 SEED=1
+	@scripts/bootstrap.sh faketime
 	$(PY) -m tests.chaos --scenarios $(SCENARIOS) --seed $(SEED)
 
 lint: setup  ## ruff, mypy, import-linter, verl-sentinel check (promtool, amtool, our own), shellcheck

@@ -4,7 +4,7 @@
 # tests need (Chromium; packages of npm). Does nothing that is done already. Called by the Makefile. Only the programs need
 # root, and only where they are not there; no system service is started.
 #
-# usage: scripts/bootstrap.sh [venv|programs|browser|node|slurm|shellcheck|peers ...]
+# usage: scripts/bootstrap.sh [venv|programs|browser|node|slurm|faketime|shellcheck|peers ...]
 #   PYTHON=…        interpreter to use (3.10 to 3.12; default: the first suitable of python3.11, 3.12, 3.10, python3)
 #   VENV=…          folder of the virtual environment (default: .venv in this checkout)
 set -euo pipefail
@@ -156,8 +156,9 @@ for part in "$@"; do
     shellcheck) get_program shellcheck shellcheck "without it the shell scripts are not checked" ;;
     browser) get_browser ;;
     slurm) get_slurm ;;
+    faketime) get_program faketime faketime "without it no clock is set in the tests of chaos" ;;
     node) get_node ;;
     peers) get_peers ;;
-    *) die "unknown part '$part'; known: venv, programs, browser, node, slurm, shellcheck, peers." ;;
+    *) die "unknown part '$part'; known: venv, programs, browser, node, slurm, faketime, shellcheck, peers." ;;
   esac
 done
