@@ -36,7 +36,7 @@ def slurm(slurm_daemons: PrivateSlurm) -> Iterator[PrivateSlurm]:
 
 
 @pytest.fixture(scope="session")
-def ray_head() -> Iterator[PrivateRay]:
+def ray_processes() -> Iterator[PrivateRay]:
     pytest.importorskip("ray", reason="no Ray here to test with")
     made = PrivateRay()
     try:
@@ -44,6 +44,13 @@ def ray_head() -> Iterator[PrivateRay]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def ray_head(ray_processes: PrivateRay) -> Iterator[PrivateRay]:
+    """A cluster on which no job runs."""
+    yield ray_processes
+    ray_processes.stop_all()
 
 
 @pytest.fixture

@@ -106,6 +106,14 @@ class PrivateRay:
         """Jobs that wait or run."""
         return [name for name, job in self.jobs().items() if job["status"] in ("PENDING", "RUNNING")]
 
+    def stop_all(self) -> None:
+        """End every job, and wait for that."""
+        deadline = time.monotonic() + SECONDS
+        while (left := self.alive()) and time.monotonic() < deadline:
+            for name in left:
+                self._ask("POST", f"/api/jobs/{name}/stop")
+            time.sleep(0.5)
+
     def close(self) -> None:
         """End the head, and remove what it left."""
         self._end()

@@ -26,7 +26,16 @@ def made(folder: Path) -> Lifecycle:
         run_id="r", argv=[], cwd=str(folder), checkpoint_dir=str(folder), next_start=target, held="No checkpoint."
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    return Lifecycle(state, run, NoReporter(), StopLimits(), environ, follow=False, say=lambda sentence: None)
+    return Lifecycle(
+        state,
+        run,
+        NoReporter(),
+        StopLimits(),
+        environ,
+        environments=folder / "environments",
+        follow=False,
+        say=lambda sentence: None,
+    )
 
 
 def test_a_trainer_that_nothing_can_kill_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
