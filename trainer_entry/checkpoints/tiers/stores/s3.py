@@ -23,7 +23,7 @@ from trainer_entry.checkpoints.tiers.stores.base import CHUNK_BYTES, Content, En
 
 PART_BYTES = 32 * 1024 * 1024
 MAX_PARTS = 10_000
-_QUICK = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
+_QUICK = {"connect_timeout": 10, "read_timeout": 300, "retries": {"max_attempts": 2}}
 
 
 class S3Store:
