@@ -54,6 +54,7 @@ def test_no_policy_is_no_tiers() -> None:
         ("milestone:\n  place: {url: 's3://b/x', options: {client_kwargs: {aws_secret_access_key: x}}}", "credentials"),
         ("milestone:\n  place: s3:///x", "names no bucket"),
         ("milestone: {place: /a, second_place: /a/}", "is given twice"),
+        ("snapshot: {place: /a}\nmilestone: {place: 'file:///a/'}", "line 2: milestone: the place file:///a/ is given"),
         ("milestone:\n  place: /a\n  kl: {metric: k, from: 2, to: 1}", "line 3: milestone.kl: from 2 is not below"),
         ("milestone:\n  place: /a\n  kl: {metric: k, from: .nan, to: 1}", "milestone.kl"),
         ("milestone:\n  place: /a\n  loss: {falls_by: 5}", "expected a share such as 5%"),

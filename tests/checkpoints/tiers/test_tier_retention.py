@@ -217,6 +217,17 @@ def test_no_copy_goes_when_none_is_good(
     assert sorted(copy.name for copy in copies_of(open_store(tier.places[0]), "a")) == sorted(names)
 
 
+def test_what_another_tier_put_there_is_not_this_ones_to_delete(
+    save: Save, root: Path, state_dir: Path, tier: TierPolicy
+) -> None:
+    fill(state_dir, tier, save, root, 10, 20, 30)
+    snapshots = TierPolicy(tier="snapshot", places=tier.places, retention=Retention(seconds=1.0, last=1))
+    decisions, reports = prune_tier(snapshots, "a", [], Pace(), now=time.time() + 1000)
+    assert not any(decision.delete for decision in decisions)
+    assert "belongs to the tier milestone" in decisions[0].reason
+    assert not reports
+
+
 def test_another_runs_copies_and_strangers_files_are_not_touched(
     save: Save, root: Path, state_dir: Path, tier: TierPolicy, tmp_path: Path
 ) -> None:

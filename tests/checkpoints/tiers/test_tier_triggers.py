@@ -20,8 +20,8 @@ BY_KL = TierPolicy(
 )
 
 
-def last(step: int, loss: float | None = None) -> TierState:
-    return TierState(step=step, name="x", loss=loss)
+def last(step: int, loss: float | None = None, metric: str = "val/loss") -> TierState:
+    return TierState(step=step, name="x", loss=loss, metric="" if loss is None else metric)
 
 
 def test_saves_every_30_steps_give_one_snapshot_in_each_hundred() -> None:
@@ -51,6 +51,32 @@ def test_the_first_known_loss_is_the_first_milestone() -> None:
     found = wants(BY_LOSS, 20, {"train/loss": 3.0}, None)
     assert found is not None
     assert found.loss == 3.0
+
+
+def test_a_loss_is_compared_with_that_of_the_same_metric() -> None:
+    both = {"val/loss": 1.0, "train/loss": 1.95}
+    assert wants(BY_LOSS, 20, both, last(10, 2.0, "train/loss")) is None
+    assert wants(BY_LOSS, 20, {"train/loss": 1.0}, last(10, 2.0)) is None
+    found = wants(BY_LOSS, 20, {"val/loss": 2.5, "train/loss": 1.8}, last(10, 2.0, "train/loss"))
+    assert found is not None
+    assert (found.loss, found.metric) == (1.8, "train/loss")
+
+
+def test_a_loss_of_a_metric_that_the_policy_no_longer_names_is_not_compared_with() -> None:
+    found = wants(BY_LOSS, 20, {"val/loss": 9.0}, last(10, 2.0, "my/loss"))
+    assert found is not None
+    assert (found.loss, found.metric) == (9.0, "val/loss")
+
+
+def test_after_a_rollback_the_loss_of_the_branch_that_was_left_is_forgotten() -> None:
+    for step in (150, 200):
+        found = wants(BY_LOSS, step, {"val/loss": 2.0}, last(200, -1e6))
+        assert found is not None
+        assert found.loss == 2.0
+    assert wants(BY_LOSS, 250, {"val/loss": 2.0}, last(200, -1e6)) is None
+    on_target = wants(BY_KL, 150, {"kl": 0.01}, last(200, -1e6))
+    assert on_target is not None
+    assert on_target.loss is None
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, "NaN", None, True])

@@ -49,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     staged: str = ""
     loss: float | None = None
+    metric: str = ""
     reason: str = ""
     created_at: float = 0.0
     attempts: int = 0
@@ -57,11 +58,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierState(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest copy that a tier has in all its places."""
+    """The newest copy that a tier has in all its places. ``metric`` is the name of what ``loss`` was read from."""
 
     step: int
     name: str
     loss: float | None = None
+    metric: str = ""
     time: float = 0.0
 
 

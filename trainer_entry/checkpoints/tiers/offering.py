@@ -44,10 +44,10 @@ def offer(workplace: Workplace, policy: Policy, directory: str, manifest: Manife
 def offer_to(workplace: Workplace, tier: TierPolicy, directory: str, manifest: Manifest, reason: str) -> list[Job]:
     """Put a checkpoint into one tier whatever its trigger says: by hand, or at the end of a run. Raises OSError."""
     metrics: Mapping[str, object] = manifest.metrics
-    loss = None
+    loss, metric = None, ""
     if tier.loss is not None and (found := wants(tier, manifest.step, metrics, None)) is not None:
-        loss = found.loss
-    return _enqueue(workplace, tier, directory, manifest, Wanted(reason, loss))
+        loss, metric = found.loss, found.metric
+    return _enqueue(workplace, tier, directory, manifest, Wanted(reason, loss, metric))
 
 
 def drop_oldest(workplace: Workplace, tier: TierPolicy, limit: int) -> None:
@@ -113,6 +113,7 @@ def _enqueue(workplace: Workplace, tier: TierPolicy, directory: str, manifest: M
             name=name,
             staged=staged,
             loss=wanted.loss,
+            metric=wanted.metric,
             reason=wanted.reason,
             created_at=time.time(),
         )
@@ -126,5 +127,7 @@ def _last(workplace: Workplace, tier: Tier, waiting: list[Job]) -> TierState | N
     mine = [job for job in waiting if job.tier == tier]
     if mine:
         newest = max(mine, key=lambda job: job.created_at)
-        return TierState(step=newest.step, name=newest.name, loss=newest.loss, time=newest.created_at)
+        return TierState(
+            step=newest.step, name=newest.name, loss=newest.loss, metric=newest.metric, time=newest.created_at
+        )
     return workplace.tier_state(tier)

@@ -31,6 +31,7 @@ from trainer_entry.checkpoints.tiers.policy import (
     share,
     size,
 )
+from trainer_entry.checkpoints.tiers.stores import local_path
 
 VARIABLE = settings.CHECKPOINTS
 MAX_BYTES = 1 << 20
@@ -116,8 +117,8 @@ class _Reader:
         places: dict[str, str] = {}
         for tier in tiers:
             for place in tier.places:
-                other = places.setdefault(place.url.rstrip("/"), tier.tier)
-                if other != tier.tier or sum(p.url.rstrip("/") == place.url.rstrip("/") for p in tier.places) > 1:
+                other = places.setdefault(_spot(place), tier.tier)
+                if other != tier.tier or sum(_spot(one) == _spot(place) for one in tier.places) > 1:
                     self._fail(f"{tier.tier}", f"the place {place.url} is given twice; each needs one of its own")
         return Policy(
             source=self._name, own=self._own(top), tiers=tiers, limits=self._limits(top.get("limits"), "limits")
@@ -293,6 +294,12 @@ class _Reader:
         where = f", line {line}" if line else ""
         named = f" {path}:" if path else ""
         raise PolicyError(f"The checkpoint policy {self._name}{where}:{named} {problem}.")
+
+
+def _spot(place: Place) -> str:
+    """The same for each spelling of a place: ``/a``, ``/a/``, ``file:///a``, a symbolic link to ``/a``."""
+    path = local_path(place)
+    return place.url.rstrip("/") if path is None else os.path.realpath(path)
 
 
 def _shown(section: Mapping[str, Any]) -> str:

@@ -93,6 +93,10 @@ def _planned(tier: TierPolicy, copies: Iterable[Copy], wanted: set[str], now: fl
             continue
         age = max(0.0, now - record.made_at)
         retention = tier.retention
+        if record.tier != tier.tier:
+            kept = f"it belongs to the tier {record.tier}, whose copies this one never deletes"
+            found.append((copy, Decision("", copy.name, copy.step, False, kept)))
+            continue
         if copy.name in wanted:
             verdict = (False, "it is being copied")
         elif retention.last is not None and newer >= retention.last:
@@ -121,7 +125,7 @@ def _without_last_good(
 ) -> list[tuple[Copy, Decision]]:
     """Take the newest copy that passes its check in full off the list of what goes; all, where none passes."""
     good: Copy | None = None
-    whole = [copy for copy, _ in planned if copy.record is not None]
+    whole = [copy for copy, _ in planned if copy.record is not None and copy.record.tier == tier.tier]
     newest_first = sorted(whole, key=lambda copy: copy.record.saved_at if copy.record else 0.0, reverse=True)
     for copy in newest_first:
         began = time.monotonic()

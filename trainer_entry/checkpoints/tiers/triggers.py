@@ -12,10 +12,13 @@ from trainer_entry.checkpoints.tiers.policy import TierPolicy
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Why the tier wants it, as a sentence's end; ``loss`` is what the next one is compared with, if it has one."""
+    """Why the tier wants it, as a sentence's end; ``loss`` is what the next one is compared with, if it has one, and
+    ``metric`` what that was read from.
+    """
 
     reason: str
     loss: float | None = None
+    metric: str = ""
 
 
 def wants(tier: TierPolicy, step: int, metrics: Mapping[str, object], last: TierState | None) -> Wanted | None:
@@ -23,7 +26,7 @@ def wants(tier: TierPolicy, step: int, metrics: Mapping[str, object], last: Tier
     if tier.tier == "snapshot":
         return _by_step(tier.every_steps or 100, step, last)
     if tier.tier == "milestone":
-        return _by_loss(tier, metrics, last) or _by_kl(tier, step, metrics, last)
+        return _by_loss(tier, step, metrics, last) or _by_kl(tier, step, metrics, last)
     return None  # an archive is made at the end of a run, not after a save
 
 
@@ -36,20 +39,31 @@ def _by_step(every: int, step: int, last: TierState | None) -> Wanted | None:
     return Wanted(f"the first save of steps {step // every * every} to {step // every * every + every - 1}")
 
 
-def _by_loss(tier: TierPolicy, metrics: Mapping[str, object], last: TierState | None) -> Wanted | None:
+def _by_loss(tier: TierPolicy, step: int, metrics: Mapping[str, object], last: TierState | None) -> Wanted | None:
     if tier.loss is None:
         return None
-    name = next((name for name in tier.loss.metrics if _number(metrics.get(name)) is not None), None)
+    before, metric = _to_beat(step, last)
+    if metric not in tier.loss.metrics:  # another policy since, or none before
+        before, metric = None, ""
+    # Like is compared with like: a validation loss that is logged now and then is no fall of the training loss.
+    names = (metric,) if before is not None else tier.loss.metrics
+    name = next((name for name in names if _number(metrics.get(name)) is not None), None)
     if name is None:
         return None
     loss = _number(metrics[name])
     assert loss is not None
-    if last is None or last.loss is None:
-        return Wanted(f"the first known {name}, {loss:.6g}", loss)
-    fall = last.loss - loss
-    if fall <= tier.loss.falls_by * abs(last.loss):
+    if last is None or before is None:
+        return Wanted(f"the first known {name}, {loss:.6g}", loss, name)
+    if before - loss <= tier.loss.falls_by * abs(before):
         return None
-    return Wanted(f"{name} fell from {last.loss:.6g} at step {last.step} to {loss:.6g}", loss)
+    return Wanted(f"{name} fell from {before:.6g} at step {last.step} to {loss:.6g}", loss, name)
+
+
+def _to_beat(step: int, last: TierState | None) -> tuple[float | None, str]:
+    """The loss of the last milestone by loss, and its metric. None after a rollback: the last milestone is then of the
+    branch that was left, and its loss may be the fault itself.
+    """
+    return (last.loss, last.metric) if last is not None and last.step < step else (None, "")
 
 
 def _by_kl(tier: TierPolicy, step: int, metrics: Mapping[str, object], last: TierState | None) -> Wanted | None:
@@ -61,10 +75,8 @@ def _by_kl(tier: TierPolicy, step: int, metrics: Mapping[str, object], last: Tie
     if last is not None and 0 <= step - last.step < tier.kl.every_steps:
         return None
     # The loss to beat stays that of the last milestone by loss.
-    return Wanted(
-        f"{tier.kl.metric} is on target: {value:.6g}, between {tier.kl.low:g} and {tier.kl.high:g}",
-        last.loss if last is not None else None,
-    )
+    why = f"{tier.kl.metric} is on target: {value:.6g}, between {tier.kl.low:g} and {tier.kl.high:g}"
+    return Wanted(why, *_to_beat(step, last))
 
 
 def _number(value: object) -> float | None:

@@ -157,7 +157,8 @@ class Worker:
         others = [one for one in self.workplace.jobs() if one.tier == job.tier and one.name == job.name]
         if len(others) <= 1:
             self.workplace.set_tier_state(
-                job.tier, TierState(step=job.step, name=job.name, loss=job.loss, time=time.time())
+                job.tier,
+                TierState(step=job.step, name=job.name, loss=job.loss, metric=job.metric, time=time.time()),
             )
         finish(self.workplace, job)
         self.workplace.ask_for_pruning()
