@@ -141,6 +141,8 @@ class Observer:
         ] or self.observation.recoveries
         for entry in self.observation.recoveries:
             sentence = _STAGES.get(entry["stage"])
+            if entry["stage"] == "starting" and entry["action"] == "restart":
+                sentence = "the trainer has saved and is gone; restarting from what it saved"
             if sentence is not None:
                 style = {"succeeded": "bold green", "failed": "bold red"}.get(entry["stage"], "cyan")
                 self._tell(("recovery", entry["id"], entry["stage"]), sentence.format_map(entry), style)

@@ -61,7 +61,9 @@ def conclude(scenario: Scenario, observation: Observation) -> Result:
     """Judge a run by what its scenario promises."""
     false_pages = [page for page in pages(observation) if is_false(page, observation)]
     true_pages = [page for page in pages(observation) if not is_false(page, observation)]
-    first = min(true_pages, key=lambda page: page["paged_at"], default=None)
+    # On a busy machine a step may be slow beside, which is true and not the point.
+    right = [page for page in true_pages if page["detector"] in scenario.detectors] or true_pages
+    first = min(right, key=lambda page: float(page["paged_at"]), default=None)
     told = first if scenario.recovers else finding(scenario, observation)
     recovery = observation.recoveries[-1] if observation.recoveries else None
     outcome = _outcome(scenario, observation, told, recovery, false_pages)
