@@ -179,10 +179,12 @@ def test_checkpoints_are_listed_with_the_reason_for_each_that_is_refused(scene: 
     assert scene.ended(supervisor) == 0
     os.truncate(scene.saved(10) / "data.pt", 3)
     listed = scene.cli("checkpoints", "list", "--state-dir", str(scene.state)).stdout.splitlines()
-    [bad] = [line for line in listed if line.split()[:1] == ["10"]]
-    assert "data.pt" in bad
-    assert "truncated" in bad
-    assert [line.split()[-1] for line in listed if line.split()[:1] == ["5"]] == ["-"]
+    assert {line.split()[0]: line.split()[-1] for line in listed[:3]} == {
+        "STEP": "PROBLEM",
+        "10": "truncated",
+        "5": "-",
+    }
+    assert "step 10: The file data.pt is truncated: 3 of 8 bytes." in listed
     chosen = scene.cli("checkpoints", "choose", "--state-dir", str(scene.state))
     assert chosen.stdout == f"{scene.checkpoints}/global_step_5\n"
     verified = scene.cli("checkpoints", "verify", str(scene.checkpoints / "global_step_5"))
