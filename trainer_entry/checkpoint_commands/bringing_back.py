@@ -99,7 +99,7 @@ def drill_copy(parsed: argparse.Namespace) -> int:
 def _copy(parsed: argparse.Namespace, store: Store, run_id: str) -> Copy:
     copy, refused = choose_copy(store, run_id, name=parsed.name, step=parsed.step, not_after_step=parsed.not_after_step)
     for one in refused:
-        say(f"{one.name} is refused: {one.problem}")
+        say(f"{one.name} is refused: {one.problem or one.left_behind}")
     return copy
 
 
@@ -115,7 +115,8 @@ def _listed(store: Store, run_id: str) -> int:
                 continue
             age = age_in_words(time.time() - record.saved_at)
             size = size_in_words(record.stored_bytes)
-            print(f"{run}\t{copy.step}\t{copy.name}\t{record.tier}\t{size}, {age} old, {record.encoding}")
+            left = ", left behind by a rollback" if copy.left_behind else ""
+            print(f"{run}\t{copy.step}\t{copy.name}\t{record.tier}\t{size}, {age} old, {record.encoding}{left}")
     if not count:
         print(f"There are no copies at {store.place}.")
     return exitcodes.OK

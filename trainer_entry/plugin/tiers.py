@@ -39,7 +39,10 @@ class TierThread:
         self._over = threading.Event()
 
     def opened(self) -> None:
-        """The trainer is connected: go on with what an earlier attempt left waiting."""
+        """The trainer is connected: go on with what an earlier attempt left waiting, and mark what a rollback left."""
+        workplace = self._workplace()
+        if workplace is not None and workplace.run_note() is not None:
+            workplace.ask_for_pruning()
         self._watch()
 
     def saved(self, directory: str, manifest: Manifest) -> None:

@@ -6,6 +6,7 @@ happen in silence to a run that has checkpoints, nor may it resume by itself fro
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Literal
 
 from trainer_entry import checkpoints
 from trainer_entry.checkpoints import CheckpointError, Choice, Verification
+from trainer_entry.checkpoints.tiers.left_behind import note_left_behind
 from trainer_entry.checkpoints.world_size import asked_world_size
 from trainer_entry.supervisor.overrides import TrainerCommand
 from trainer_entry.supervisor.state import ResumeTarget
@@ -129,6 +131,8 @@ def leave_behind(root: str, step: int, reason: str) -> list[Path]:
     try:
         for newer, path in checkpoints.step_directories(root):
             if newer > step and not path.is_symlink() and not (path / checkpoints.ABANDONED_NAME).exists():
+                with contextlib.suppress(OSError):  # of copies; before the mark, since what is marked is passed over
+                    note_left_behind(path, step)
                 checkpoints.mark_abandoned(path, step, reason)
                 marked.append(path)
         if (Path(root) / f"global_step_{step}").is_dir() and checkpoints.tracker_step(root) != step:

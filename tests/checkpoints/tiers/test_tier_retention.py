@@ -7,11 +7,13 @@ import shutil
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.checkpoints.tiers.conftest import Save
 from trainer_entry.checkpoints import mark_abandoned
 from trainer_entry.checkpoints.holding import hold, release
+from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.saving import begin_save, end_save, saves
 from trainer_entry.checkpoints.tiers.copies import copies_of
 from trainer_entry.checkpoints.tiers.jobs import Workplace
@@ -21,8 +23,10 @@ from trainer_entry.checkpoints.tiers.own_directory import prune_own
 from trainer_entry.checkpoints.tiers.pace import Pace
 from trainer_entry.checkpoints.tiers.policy import OwnDirectory, Place, Policy, Retention, TierPolicy
 from trainer_entry.checkpoints.tiers.pruning import prune_tier
+from trainer_entry.checkpoints.tiers.restoring import choose_copy
 from trainer_entry.checkpoints.tiers.stores import open_store
 from trainer_entry.checkpoints.tiers.working import Worker, needed_paths
+from trainer_entry.supervisor.starting import leave_behind
 from trainer_entry.supervisor.state import AttemptRequest, StateDir, write_record
 
 KEEP_TWO = OwnDirectory(last=2)
@@ -160,8 +164,6 @@ def test_what_an_attempt_was_told_to_start_from_stays_until_it_has_saved(
     run = state.read_run()
     assert run is not None
     state.attempt_dir(1).mkdir()
-    import msgspec
-
     state.write_run(msgspec.structs.replace(run, attempt=1))
     request = AttemptRequest(
         attempt=1,
@@ -226,6 +228,31 @@ def test_what_another_tier_put_there_is_not_this_ones_to_delete(
     assert not any(decision.delete for decision in decisions)
     assert "belongs to the tier milestone" in decisions[0].reason
     assert not reports
+
+
+def test_what_a_rollback_left_behind_is_no_good_copy_and_is_not_restored(
+    save: Save, root: Path, state_dir: Path, tier: TierPolicy, tmp_path: Path
+) -> None:
+    tier = msgspec.structs.replace(tier, retention=Retention(last=1))
+    good, bad = fill(state_dir, tier, save, root, 10, 20)
+    leave_behind(os.fspath(root), 10, "the loss is NaN")
+    shutil.rmtree(root / "global_step_20")  # as retention does after a day
+    worker = Worker(state_dir, "a", Policy(source="p", tiers=(tier,)))
+    assert not any(decision.delete for decision in worker.prune(dry_run=True))
+    assert not list((tmp_path / "far").rglob("*left_behind*"))
+    worker.prune()
+    store = open_store(tier.places[0])
+    assert {copy.name: bool(copy.left_behind) for copy in copies_of(store, "a")} == {good: False, bad: True}
+    chosen, refused = choose_copy(store, "a")
+    assert (chosen.name, [copy.name for copy in refused]) == (good, [bad])
+    with pytest.raises(CheckpointError, match="rolled back behind") as raised:
+        choose_copy(store, "a", step=20)
+    assert raised.value.problem == "abandoned"
+    assert choose_copy(store, "a", name=bad)[0].name == bad
+    assert fill(state_dir, tier, save, root, 20) == [bad]  # the same content, saved again: it is good by that
+    worker.prune()
+    assert choose_copy(store, "a")[0].name == bad
+    assert [copy.name for copy in copies_of(store, "a")] == [bad]
 
 
 def test_another_runs_copies_and_strangers_files_are_not_touched(

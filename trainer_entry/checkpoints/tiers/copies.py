@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from trainer_entry.checkpoints.problems import CheckpointError
+from trainer_entry.checkpoints.tiers.left_behind import LEFT_NAME, decode_left_behind
 from trainer_entry.checkpoints.tiers.naming import (
     COPY_NAME,
     MAX_RECORD_BYTES,
@@ -30,7 +31,8 @@ from trainer_entry.checkpoints.tiers.stores import Store, StoreError
 class Copy:
     """One copy at a place. ``record`` is None for one that may not be restored; ``problem`` then says why.
 
-    ``started_at`` (Unix seconds) is known of a half one that we began.
+    ``started_at`` (Unix seconds) is known of a half one that we began. ``left_behind`` is a sentence where a rollback
+    went behind the checkpoint: it is whole, but holds the fault.
     """
 
     run_id: str
@@ -39,6 +41,7 @@ class Copy:
     record: CopyRecord | None
     problem: str = ""
     started_at: float | None = None
+    left_behind: str = ""
 
     @property
     def prefix(self) -> str:
@@ -97,7 +100,7 @@ def _look(store: Store, run_id: str, name: str, step: int) -> Copy:
         record = decode_record(store.read(f"{prefix}/{COPY_NAME}", MAX_RECORD_BYTES), name)
         if record.run_id != run_id:
             return Copy(run_id, name, step, None, f"{prefix} says that it is of run {record.run_id[:128]!r}.")
-        return Copy(run_id, name, step, record)
+        return Copy(run_id, name, step, record, left_behind=_left_behind(store, prefix))
     except StoreError as error:
         if error.kind != "missing":
             raise
@@ -115,6 +118,19 @@ def _look(store: Store, run_id: str, name: str, step: int) -> Copy:
         f"{prefix} at {store.place} is half: it was begun {age / 3600:.1f} hours ago and never finished.",
         started.time,
     )
+
+
+def _left_behind(store: Store, prefix: str) -> str:
+    try:
+        mark = decode_left_behind(store.read(f"{prefix}/{LEFT_NAME}", 4096))
+    except StoreError as error:
+        if error.kind == "missing":
+            return ""
+        raise
+    except msgspec.DecodeError:
+        mark = None  # the mark alone counts
+    target = f"step {mark.rolled_back_to}" if mark is not None else "an older step"
+    return f"The run was rolled back behind {prefix}, to {target}; give its --name to restore it all the same."
 
 
 def _started(store: Store, prefix: str) -> Started | None:

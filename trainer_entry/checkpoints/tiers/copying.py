@@ -20,6 +20,7 @@ from trainer_entry.checkpoints.manifest import FileEntry, Manifest, fingerprint_
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.copies import begin_copy
 from trainer_entry.checkpoints.tiers.jobs import Job
+from trainer_entry.checkpoints.tiers.left_behind import LEFT_NAME
 from trainer_entry.checkpoints.tiers.linking import remove_tree
 from trainer_entry.checkpoints.tiers.naming import (
     COPY_NAME,
@@ -63,6 +64,7 @@ def copy(job: Job, tier: TierPolicy, run_id: str, pace: Pace, *, scratch: Path, 
     far = store or open_store(place)
     prefix = f"{run_id}/{job.name}"
     if (known := _already(far, prefix, job.name, manifest)) is not None:
+        far.discard(f"{prefix}/{LEFT_NAME}")  # one that was not good any more would not have been offered again
         return Copied(known, 0)
     begin_copy(far, run_id, Started(run_id=run_id, name=job.name, tier=job.tier, time=time.time()))
     # The manifest last of the files, so that the folder is a checkpoint only once it is whole.

@@ -17,6 +17,7 @@ from exporter.protocol import CheckpointCopied, Tier
 from trainer_entry.checkpoints.manifest import Manifest
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.jobs import Job, TierState, Workplace, new_job_id
+from trainer_entry.checkpoints.tiers.left_behind import forget_left_behind
 from trainer_entry.checkpoints.tiers.linking import link_checkpoint, remove_tree
 from trainer_entry.checkpoints.tiers.naming import copy_name
 from trainer_entry.checkpoints.tiers.policy import Policy, TierPolicy
@@ -98,6 +99,7 @@ def stage(directory: str, name: str) -> str:
 
 def _enqueue(workplace: Workplace, tier: TierPolicy, directory: str, manifest: Manifest, wanted: Wanted) -> list[Job]:
     name = copy_name(manifest)
+    forget_left_behind(os.path.dirname(os.path.abspath(directory)), name)
     try:
         staged = stage(directory, name)
     except (CheckpointError, OSError):

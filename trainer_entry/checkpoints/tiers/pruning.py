@@ -7,14 +7,17 @@ whatever its age; where none passes, nothing is deleted. Only what our records s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from exporter.protocol import CheckpointChecked, CheckpointPruned
 from trainer_entry.checkpoints.holding import HOLD_NAME
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.copies import Copy, check_copy, copies_of
 from trainer_entry.checkpoints.tiers.jobs import Job, Report
+from trainer_entry.checkpoints.tiers.left_behind import LEFT_NAME, LeftBehind
 from trainer_entry.checkpoints.tiers.pace import Pace
 from trainer_entry.checkpoints.tiers.policy import FOREVER, TierPolicy
 from trainer_entry.checkpoints.tiers.stores import Store, StoreError, open_store
@@ -44,8 +47,10 @@ def prune_tier(
     dry_run: bool = False,
     now: float | None = None,
     stores: Sequence[Store] | None = None,
+    left: Mapping[str, LeftBehind] | None = None,
 ) -> tuple[list[Decision], list[Report]]:
-    """Apply a tier's retention at all its places. Returns each decision, and the events to be told.
+    """Apply a tier's retention at all its places. Returns each decision, and the events to be told. ``left`` are the
+    copies, by name, whose checkpoint a rollback went behind: they are marked at the place, and count for nothing.
 
     Raises StoreError where a place cannot be used; what was deleted before that is in no doubt, since it was told by
     the store. Stopped.
@@ -55,7 +60,7 @@ def prune_tier(
     moment = time.time() if now is None else now
     for index, place in enumerate(tier.places):
         store = stores[index] if stores is not None else open_store(place)
-        copies = copies_of(store, run_id)
+        copies = _marked(store, copies_of(store, run_id), left or {}, dry_run)
         wanted = {job.name for job in waiting if job.tier == tier.tier and job.place == index}
         planned = _planned(tier, copies, wanted, moment)
         if any(decision.delete and copy.record is not None for copy, decision in planned):
@@ -105,9 +110,21 @@ def _planned(tier: TierPolicy, copies: Iterable[Copy], wanted: set[str], now: fl
             verdict = (True, f"it is {age / 86400:.1f} days old, and the policy keeps {retention.seconds / 86400:g}")
         else:
             verdict = (False, "the policy keeps it")
-        newer += not verdict[0]
+        newer += not verdict[0] and not copy.left_behind
         found.append((copy, Decision("", copy.name, copy.step, verdict[0], verdict[1], record.stored_bytes)))
     return found
+
+
+def _marked(store: Store, copies: list[Copy], left: Mapping[str, LeftBehind], dry_run: bool) -> list[Copy]:
+    marked = []
+    for copy in copies:
+        if copy.record is not None and not copy.left_behind and (mark := left.get(copy.name)) is not None:
+            if not dry_run:
+                store.write(f"{copy.prefix}/{LEFT_NAME}", msgspec.json.encode(mark))
+            marked.append(replace(copy, left_behind=f"a rollback to step {mark.rolled_back_to} went behind it"))
+        else:
+            marked.append(copy)
+    return marked
 
 
 def _half(copy: Copy, wanted: set[str], now: float) -> Decision:
@@ -126,6 +143,7 @@ def _without_last_good(
     """Take the newest copy that passes its check in full off the list of what goes; all, where none passes."""
     good: Copy | None = None
     whole = [copy for copy, _ in planned if copy.record is not None and copy.record.tier == tier.tier]
+    whole = [copy for copy in whole if not copy.left_behind]
     newest_first = sorted(whole, key=lambda copy: copy.record.saved_at if copy.record else 0.0, reverse=True)
     for copy in newest_first:
         began = time.monotonic()

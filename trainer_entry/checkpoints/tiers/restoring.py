@@ -43,7 +43,7 @@ class Restored:
 def choose_copy(
     store: Store, run_id: str, *, name: str = "", step: int | None = None, not_after_step: int | None = None
 ) -> tuple[Copy, list[Copy]]:
-    """The copy that was saved last and fits, and half ones that would have fitted, with their problem.
+    """The copy that was saved last and fits, and those that would have fitted but are half, or that a rollback left.
 
     An empty ``run_id`` is the only run at the place. Raises CheckpointError where there is none, with the reason for
     each; StoreError.
@@ -56,14 +56,14 @@ def choose_copy(
         and (step is None or copy.step == step)
         and (not_after_step is None or copy.step <= not_after_step)
     ]
-    refused = [copy for copy in fitting if copy.record is None]
-    if (whole := next((copy for copy in fitting if copy.record is not None), None)) is not None:
+    refused = [copy for copy in fitting if copy.record is None or (copy.left_behind and not name)]
+    if (whole := next((copy for copy in fitting if copy not in refused), None)) is not None:
         return whole, refused
     what = f"named {name}" if name else (f"of step {step}" if step is not None else "")
-    told = " ".join(copy.problem for copy in refused[:5])
+    told = " ".join(copy.problem or copy.left_behind for copy in refused[:5])
     raise CheckpointError(
         f"At {store.place} there is no copy of run {run} {what}".rstrip() + f" that may be restored. {told}".rstrip(),
-        "half_copy" if refused else "missing_file",
+        ("half_copy" if refused[0].record is None else "abandoned") if refused else "missing_file",
     )
 
 

@@ -20,6 +20,7 @@ from trainer_entry.checkpoints.marks import ABANDONED_NAME
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.copying import Copied, GivenUp, copy
 from trainer_entry.checkpoints.tiers.jobs import Job, Report, TierState, Workplace
+from trainer_entry.checkpoints.tiers.left_behind import left_behind
 from trainer_entry.checkpoints.tiers.offering import finish, offer_to
 from trainer_entry.checkpoints.tiers.own_directory import prune_own
 from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
@@ -122,10 +123,11 @@ class Worker:
                 found, reports = [Decision(root, root, -1, False, str(error))], []
             decisions += found
             self._tell(reports, dry_run)
+        left = left_behind(root) if root else {}
         for tier in self._policy.tiers:
             pace = self._pace_for(f"{tier.tier}: what may go", 0)
             try:
-                found, reports = prune_tier(tier, self._run_id, waiting, pace, dry_run=dry_run)
+                found, reports = prune_tier(tier, self._run_id, waiting, pace, dry_run=dry_run, left=left)
             except CheckpointError as error:
                 found, reports = [Decision(tier.places[0].url, tier.tier, -1, False, str(error))], []
             decisions += found
