@@ -189,7 +189,7 @@ def test_checkpoints_are_listed_with_the_reason_for_each_that_is_refused(scene: 
     assert chosen.stdout == f"{scene.checkpoints}/global_step_5\n"
     verified = scene.cli("checkpoints", "verify", str(scene.checkpoints / "global_step_5"))
     assert verified.returncode == 0
-    assert "is verified: " in verified.stdout
+    assert "is verified (content): " in verified.stdout
 
 
 def test_quiet_keeps_the_trainers_output_in_its_file(scene: Scene) -> None:
