@@ -53,7 +53,10 @@ def flatten(config: Mapping[str, Any], max_text: int = MAX_TEXT) -> dict[str, Sc
     """
     flat: dict[str, Scalar] = {}
     waiting: list[tuple[str, Any]] = [("", config)]
-    while waiting and len(flat) < MAX_ENTRIES:
+    looked_at = 0
+    # Sections count too: one of a YAML file may hold itself.
+    while waiting and len(flat) < MAX_ENTRIES and looked_at < MAX_ENTRIES * 10:
+        looked_at += 1
         prefix, value = waiting.pop()
         if isinstance(value, Mapping) and value:
             dot = f"{prefix}." if prefix else ""

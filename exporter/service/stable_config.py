@@ -72,6 +72,9 @@ def read(source: Source) -> StableConfig:
         commit = (
             _git(repository, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}^{{commit}}").decode().strip()
         )
+        size = _git(repository, "cat-file", "-s", f"{commit}:{file}").decode().strip()
+        if not size.isdecimal() or int(size) > MOST_BYTES:
+            raise Unreadable(f"it has {size} bytes, and at most {MOST_BYTES} are read")
         body = _git(repository, "cat-file", "blob", f"{commit}:{file}")
         settings = bounded(dict(parse(body.decode())))
     except UnicodeDecodeError:
@@ -105,8 +108,6 @@ def _git(repository: str, *words: str) -> bytes:
     if git.returncode:
         said = err.decode(errors="replace").strip().splitlines()
         raise Unreadable(said[-1] if said else f"there is no such {'branch' if words[0] == 'rev-parse' else 'file'}")
-    if len(out) > MOST_BYTES:
-        raise Unreadable(f"it has {len(out)} bytes, and at most {MOST_BYTES} are read")
     return out
 
 
@@ -144,24 +145,25 @@ def _words(words: list[Any]) -> Iterator[tuple[str, Scalar]]:
         yield match["key"], _scalar(value)
 
 
-def _flat(section: Mapping[Any, Any], prefix: str, depth: int) -> Iterator[tuple[str, Scalar]]:
+def _flat(section: Mapping[Any, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Every setting and every section: aliases can make a short file into one that nobody could walk through."""
     if depth > MOST_DEPTH:
         raise Unreadable(f"it is nested more than {MOST_DEPTH} deep")
     for name, value in section.items():
         key = f"{prefix}{name}"
+        yield key, value
         if isinstance(value, dict):
             yield from _flat(value, f"{key}.", depth + 1)
-        elif not isinstance(value, list):
-            yield key, _scalar(value)
 
 
-def _counted(settings: Iterator[tuple[str, Scalar]]) -> Iterator[tuple[str, Scalar]]:
+def _counted(found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Scalar]]:
     left = CONFIG_CHARACTERS
-    for number, (key, value) in enumerate(settings):
+    for number, (key, value) in enumerate(found):
         left -= len(key)
         if number >= MOST_SETTINGS or left < 0:
             raise Unreadable("it has more settings than are read")
-        yield key, value
+        if not isinstance(value, (dict, list)):
+            yield key, _scalar(value)
 
 
 def _scalar(value: Any) -> Scalar:

@@ -207,3 +207,9 @@ def test_a_position_that_would_run_code_is_named_and_not_read(tmp_path: Path, mo
     assert data_position(str(tmp_path), 6) == {"file": "data_0.pt"}
     assert not (tmp_path / "ran").exists()
     assert data_position(str(tmp_path / "absent"), 6) == {}
+
+
+def test_a_section_that_holds_itself_comes_to_an_end() -> None:
+    section: dict[str, object] = {"lr": 1e-6}
+    section["again"] = section
+    assert flatten(section)["lr"] == 1e-6

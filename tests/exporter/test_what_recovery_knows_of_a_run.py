@@ -240,6 +240,15 @@ def test_a_configuration_is_read_from_a_branch_of_a_repository(tmp_path: Path) -
     assert read((str(folder), "prod-stable", "nested.yaml")).settings == found["nested.yaml"].settings
 
 
+def _aliases(levels: int) -> bytes:
+    """A few lines of YAML that are 9 to the power of ``levels`` empty sections, and no setting."""
+    sections = ["k0: &k0 {}"]
+    for level in range(1, levels + 1):
+        inner = ", ".join(f"x{i}: *k{level - 1}" for i in range(9))
+        sections.append(f"k{level}: &k{level} {{{inner}}}")
+    return "\n".join(sections).encode()
+
+
 @pytest.mark.parametrize(
     ("branch", "file", "words"),
     [
@@ -251,6 +260,8 @@ def test_a_configuration_is_read_from_a_branch_of_a_repository(tmp_path: Path) -
         ("prod-stable", "empty.yaml", "has no setting"),
         ("prod-stable", "large", "bytes"),
         ("prod-stable", "deep.json", "nested"),
+        ("prod-stable", "aliases.yaml", "more settings than are read"),
+        ("prod-stable", "itself.yaml", "nested more than"),
     ],
 )
 def test_what_is_no_configuration_is_a_sentence(tmp_path: Path, branch: str, file: str, words: str) -> None:
@@ -258,6 +269,8 @@ def test_what_is_no_configuration_is_a_sentence(tmp_path: Path, branch: str, fil
         "binary": b"\xff\xfe",
         "text": b"just words",
         "broken.yaml": b"a: [",
+        "aliases.yaml": _aliases(12),
+        "itself.yaml": b"a: &a {b: *a, c: *a}\n",
         "empty.yaml": b"",
         "large": b"a" * (1024 * 1024 + 1),
         "deep.json": b'{"a":' * 60 + b"1" + b"}" * 60,
