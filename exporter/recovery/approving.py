@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from msgspec.structs import replace
 
 from exporter.recovery import progress as stages
@@ -22,7 +24,7 @@ def approved(recovery: Recovery, who: str, now: float) -> Recovery:
         raise WrongStage(
             f"Recovery {recovery.id} is on the {recovery.rung} rung, and {who} may not approve that: it is for {names}."
         )
-    if any(one.who == who for one in recovery.approvals):
+    if any(_same_person(one.who, who) for one in recovery.approvals):
         missing = recovery.approvals_needed - len(recovery.approvals)
         raise WrongStage(f"{who} has approved recovery {recovery.id} before; it waits for {missing} more, of others.")
     approvals = (*recovery.approvals, Approval(who=who, at=now))
@@ -32,3 +34,12 @@ def approved(recovery: Recovery, who: str, now: float) -> Recovery:
     everybody = ", ".join(one.who for one in approvals)
     new = stages.at_times(replace(new, resolved_by=everybody), approved=now, commanded=now)
     return stages.to_stage(new, "commanded", now)
+
+
+def _same_person(one: str, other: str) -> bool:
+    """Whether two names are of one person, who may write it with a capital at one time and without at another."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())

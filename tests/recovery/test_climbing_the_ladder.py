@@ -184,6 +184,16 @@ def test_only_those_whom_the_policy_names_approve_and_as_many_as_it_says(ladder:
     assert [entry.kind for entry in scene.engine.audit(3)] == ["approved", "approved", "alert_planned"]
 
 
+def test_another_spelling_of_a_name_is_not_another_person(ladder: Callable[..., Scene]) -> None:
+    scene = ladder(mode="approve", approval={"checkpoint": Approvers(approvals=2)})
+    recovery = scene.fail_with(failure())
+    scene.engine.approve(recovery.id, "Ada  Lovelace", scene.now)
+    for again in ("ada lovelace", "ADA LOVELACE", "Ada\u00a0Lovelace"):
+        with pytest.raises(WrongStage, match="approved recovery"):
+            scene.engine.approve(recovery.id, again, scene.now)
+    assert scene.engine.approve(recovery.id, "grace", scene.now).stage == "commanded"
+
+
 def test_the_same_failure_soon_after_a_success_goes_on_with_the_next_rung(ladder: Callable[..., Scene]) -> None:
     scene = ladder(no_progress_steps=20)
     first = scene.carry_out(scene.fail_with(failure()), attempt=3)
