@@ -32,6 +32,11 @@ RATE = "actor_rollout_ref.actor.optim.lr"
         (Changes(settings={"a.b": "x\0y"}), "which Hydra would read"),
         (Changes(settings={"a.b": float("nan")}), "which no training can use"),
         (Changes(settings={"a.b": "x" * 5000}), "is longer than 2000 characters"),
+        (Changes(settings={"trainer": 1}), "the supervisor decides where a run starts from"),
+        (Changes(removed=["trainer"]), "the supervisor decides where a run starts from"),
+        (Changes(settings={"optim.lr": "nan"}), "a learning rate is a number"),
+        (Changes(settings={"actor_rollout_ref.actor.optim.lr": "fast"}), "a learning rate is a number"),
+        (Changes(settings={"actor_rollout_ref.actor.optim.lr": -1e-6}), "a learning rate is a number"),
         (Changes(settings={f"k{n}": n for n in range(500)}), "that is another run, not this one"),
         (Changes(settings={f"k{n}": "x" * 1900 for n in range(40)}), "are larger than 60000 bytes together"),
         (Changes(settings={"a.b": 1}, removed=["a.b"]), "to be changed and to be taken out at once"),
@@ -169,6 +174,10 @@ def test_the_difference_leaves_alone_what_is_no_part_of_the_training() -> None:
     assert set(found.left_out) == {"wandb.api_key", "store", "long"}
     merged_changes = merged_with(Changes(settings={"optim.lr": 5e-7}), found)
     assert merged_changes.settings == {"optim.lr": 5e-7}, "what is given by name goes before the file"
+
+
+def test_a_rate_that_yaml_reads_as_a_text_is_a_rate() -> None:
+    assert checked(Changes(settings={"optim.lr": "1e-6", "optim.lr_warmup_steps": -1})).settings["optim.lr"] == "1e-6"
 
 
 def test_configurations_of_two_different_runs_are_refused() -> None:

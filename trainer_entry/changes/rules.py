@@ -26,6 +26,7 @@ KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 VERSION = re.compile(r"[0-9]+(\.[0-9]+){0,3}((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?")
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,252}[A-Za-z0-9])?")
 _GPU = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,98}[A-Za-z0-9])?")
+_RATE = re.compile(r"(?:^|\.)(?:optim|optimizer)\.(?:lr|learning_rate)$")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
@@ -181,7 +182,8 @@ def describe(changes: Changes) -> str:
 def _check_key(key: str) -> None:
     if len(key) > MAX_KEY or not KEY.fullmatch(key):
         raise ChangeError(f"{key[:80]!r} is no key of a configuration, such as actor_rollout_ref.actor.optim.lr.")
-    if key in NOT_BY_A_CHANGE:
+    # A section counts as all that is in it.
+    if any(f"{each}.".startswith(f"{key}.") for each in NOT_BY_A_CHANGE):
         raise ChangeError(f"{key} is not for a change: the supervisor decides where a run starts from and saves.")
     if key.split(".", 1)[0] == "hydra":
         raise ChangeError(f"{key} is not for a change: it is a setting of Hydra, not of the training.")
@@ -190,6 +192,8 @@ def _check_key(key: str) -> None:
 def _check_value(key: str, value: Scalar) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ChangeError(f"The value of {key} is {value}, which no training can use.")
+    if _RATE.search(key) and not _is_rate(value):
+        raise ChangeError(f"The value of {key} is {str(value)[:80]}; a learning rate is a number, 0 or more.")
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             raise ChangeError(f"The value of {key} is longer than {MAX_TEXT} characters.")
@@ -197,6 +201,16 @@ def _check_value(key: str, value: Scalar) -> None:
             raise ChangeError(
                 f"The value of {key} holds a control character, a line break or '${{', which Hydra would read."
             )
+
+
+def _is_rate(value: Scalar) -> bool:
+    """Whether it may be a learning rate; YAML reads ``1e-6`` as a text."""
+    if value is None or isinstance(value, bool):
+        return False
+    try:
+        return 0.0 <= float(value) < math.inf
+    except (ValueError, OverflowError):
+        return False
 
 
 def _scalar(text: str) -> Scalar:
