@@ -43,7 +43,12 @@ def restore_copy(parsed: argparse.Namespace) -> int:
     size = copy.record.bytes if copy.record else 0
     with stopping() as told, shown_progress(f"restoring {copy.name}", 2 * size) as advance:
         pace = Pace(stop=told.is_set, advance=advance)
-        restored = restore(store, copy, parsed.to, identities, pace, beside=parsed.beside)
+        try:
+            restored = restore(store, copy, parsed.to, identities, pace, beside=parsed.beside)
+        except CheckpointError as error:
+            if error.problem in ("content", "missing_file", "no_manifest"):  # the copy's own fault, not the caller's
+                _report(parsed, copy, "content", False, time.monotonic() - began, str(error))
+            raise
     seconds = time.monotonic() - began
     _report(parsed, copy, "content", True, seconds, "")
     print(f"{restored.path} is restored from {copy.name} and verified: {restored.bytes} bytes, {seconds:.1f} s.")

@@ -46,7 +46,11 @@ def backup(parsed: argparse.Namespace) -> int:
 
                 event = Worker(state.path, run_id, policy, pace).carry_out(job).event
             if event.ok:
-                sent = f"{size_in_words(event.stored_bytes)} sent" if event.stored_bytes else "it was there already"
+                sent = (
+                    f"{size_in_words(event.stored_bytes)} sent"
+                    if event.stored_bytes
+                    else "nothing to send (shared, or there already)"
+                )
                 print(
                     f"{event.name} is at {event.place} and verified there: {size_in_words(event.bytes)}, {sent}, "
                     f"{event.seconds:.1f} s."

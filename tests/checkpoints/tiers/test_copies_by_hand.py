@@ -47,7 +47,7 @@ def test_backup_copies_the_newest_good_one_into_every_place_of_the_tier(
         f"{tmp_path}/farther",
     ]
     assert run(state_dir, policy, "backup", "--tier", "milestone", "--step", "10") == 0
-    assert capsys.readouterr().out.count("it was there already") == 2
+    assert capsys.readouterr().out.count("nothing to send") == 2
 
 
 def test_backup_says_what_it_cannot_do(
@@ -93,6 +93,25 @@ def test_a_copy_is_restored_where_nothing_of_the_run_is_left(
     assert "is there already" in capsys.readouterr().err
     assert main(["checkpoints", "restore", "--from", place, "--to", os.fspath(tmp_path / "b"), "--step", "20"]) == 4
     assert "no copy of run a of step 20" in capsys.readouterr().err
+
+
+def test_a_copy_that_does_not_come_back_whole_is_told_to_the_exporter(
+    save: Save, state_dir: Path, policy: Path, tmp_path: Path
+) -> None:
+    save(10)
+    run(state_dir, policy, "backup", "--tier", "milestone")
+    with Workplace(state_dir).reports():
+        pass
+    (rotten,) = (tmp_path / "far").rglob("data.pt")
+    body = rotten.read_bytes()
+    rotten.unlink()  # it may be linked with the run's own
+    rotten.write_bytes(bytes(len(body)))
+    assert run(state_dir, policy, "restore", "--tier", "milestone", "--to", os.fspath(tmp_path / "back")) == 4
+    assert not list((tmp_path / "back").iterdir())
+    with Workplace(state_dir).reports() as events:
+        (event,) = events
+    assert isinstance(event, CheckpointChecked)
+    assert (event.ok, event.tier, event.depth) == (False, "milestone", "content")
 
 
 def test_prune_says_each_decision_and_a_dry_run_only_says(
