@@ -168,7 +168,9 @@ def _considered(material: Material) -> str:
             for one in it.candidates[:MOST_ROWS]
         ]
         parts.append(table(("checkpoint", "attempt", "", "why", "path"), shown))
-        if it.target_step is not None and it.target_step != target:
+        if it.target_step is not None and it.action == "restart" and (target is None or it.target_step > target):
+            parts.append(f"The trainer saved step {it.target_step} as it was stopped, and went on from there.")
+        elif it.target_step is not None and it.target_step != target:
             parts.append(f"The supervisor restored step {it.target_step}, for the target did not verify on its disk.")
     return "\n\n".join(parts) or "Nothing else was to be considered."
 

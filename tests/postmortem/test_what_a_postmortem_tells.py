@@ -18,6 +18,7 @@ from exporter.postmortem.picture import draw
 from exporter.postmortem.plots import plot_of
 from exporter.postmortem.questions import next_steps, open_questions
 from exporter.postmortem.text import document
+from exporter.recovery.facts import Candidate
 from exporter.recovery.record import Approval, Proof, Recovery, Timeline
 
 SECTIONS = (
@@ -92,6 +93,20 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
 def test_however_it_ended_there_is_a_text(stage: str, action: str) -> None:
     bare = recovery(stage=stage, action=action, planned_target_step=None, target_step=None, new_attempt=None)
     assert document(material(bare), []).startswith("# Post-mortem: recovery `r1` of run `run-1`")
+
+
+@pytest.mark.parametrize(
+    ("action", "restored", "said"),
+    [
+        ("restart", 28, "saved step 28 as it was stopped"),
+        ("restart", 20, "did not verify"),
+        ("rollback", 20, "did not verify"),
+    ],
+)
+def test_why_another_step_was_restored_than_was_planned(action: str, restored: int, said: str) -> None:
+    candidates = (Candidate(25, "/c/global_step_25", 1, True, "verified"),)
+    one = recovery(action=action, planned_target_step=25, target_step=restored, candidates=candidates)
+    assert said in section(document(material(one), []), "What was considered")
 
 
 def test_a_climb_is_told_from_its_first_recovery_to_its_last() -> None:
