@@ -43,7 +43,7 @@ def supervised(
         [
             *(python, "-m", "trainer_entry.cli", "run"),
             *("--state-dir", str(state_directory(out)), "--run-id", run_id, "--url", stack.exporter_url),
-            *("--clean-stop-seconds", "60", "--rollback-clean-seconds", "12", "--term-seconds", "8"),
+            *("--clean-stop-seconds", "60"),
             "--",
             *(python, "-m", "trainer_entry.main_ppo"),
             *overrides(toy, out / "checkpoints", steps=scenario.steps, seed=seed),

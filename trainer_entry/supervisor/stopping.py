@@ -36,8 +36,10 @@ class StopLimits:
 
     clean_seconds: float = 300.0
     """For a stop: the step that runs, its save and verl's own end. What is saved here is what a person wants kept."""
-    rollback_clean_seconds: float = 20.0
-    """For a rollback: nothing that the trainer would still save is wanted, only a tidy end if it is quick."""
+    rollback_clean_seconds: float = 8.0
+    """For a rollback: nothing that the trainer would still save is wanted, only a tidy end if it is quick. A trainer of
+    short steps ends in six seconds; one whose step takes minutes does not, however long one waits, and SIGTERM takes
+    three."""
     term_seconds: float = 20.0
     kill_seconds: float = 10.0
 
@@ -81,7 +83,7 @@ def clean_seconds(limits: StopLimits, *, for_rollback: bool, reason: str) -> flo
     >>> clean_seconds(StopLimits(), for_rollback=True, reason="stalled_phase on gen since step 7")
     0.0
     >>> clean_seconds(StopLimits(), for_rollback=True, reason="surge on kl")
-    20.0
+    8.0
     """
     if _HANGS.search(reason):
         return 0.0
