@@ -26,6 +26,7 @@ _SEVERITIES: Final = frozenset(one.name.lower() for one in Severity)
 _DETECTORS: Final = frozenset(NAMES)
 _TIERS: Final = frozenset(get_args(Tier))
 _DEPTHS: Final = frozenset(get_args(get_type_hints(CheckpointChecked)["depth"]))
+_CHECKED: Final = (f.CHECKS, f.CHECKED_STEP, f.CHECK_FAILING)
 _ENDED: Final = frozenset(get_args(Stage)) - frozenset(ACTIVE)
 
 
@@ -44,7 +45,8 @@ VALUES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     (f.CHECKS.sample, "outcome"): frozenset({"passed", "failed"}),
     **{(one.sample, "tier"): _TIERS for one in (f.TIER_COPIES, f.TIER_FAILING)},
     **{(one.sample, "tier"): _TIERS | {PRIMARY} for one in (f.TIER_STEP, f.TIER_AT, f.TIER_SIZE, f.TIER_PRUNED)},
-    **{(one.sample, "depth"): _DEPTHS for one in (f.CHECKS, f.CHECKED_STEP, f.CHECK_FAILING)},
+    **{(one.sample, "tier"): _TIERS | {PRIMARY} for one in _CHECKED},
+    **{(one.sample, "depth"): _DEPTHS for one in _CHECKED},
     (f.BATCHES.sample, "outcome"): frozenset({"accepted", "duplicate"}),
     (f.NOTIFICATIONS.sample, "outcome"): frozenset({"delivered", "failed"}),
     (f.RELOAD_FAILURES.sample, "what"): frozenset({"tokens", "certificate"}),

@@ -138,7 +138,7 @@ def about(run: WatchedRun, recoveries: Recoveries, now: float) -> dict[str, Any]
         "checkpoints": newest_checkpoints(state.checkpoints),
         "checkpoints_kept": len(state.checkpoints),
         "tiers": state.care.tiers,
-        "checks": state.care.checks,
+        "checks": list(state.care.verifications()),
         "primary": state.last_verified(),
         "in_force": state.in_force,
         "histograms": list(reversed(state.gradients.newest)),

@@ -24,7 +24,7 @@ from exporter.protocol import (
 from exporter.service import snapshot
 from exporter.service.admission import Refused
 from exporter.service.gradients import GIVE_UP_SECONDS, HistogramSettings
-from exporter.service.tiers import KEPT
+from exporter.service.tiers import BAD_KEPT, KEPT, PRIMARY
 
 LR = "actor_rollout_ref.actor.optim.lr"
 ASKED = HistogramSettings(steps=2, detectors=("scripted_step",))
@@ -55,14 +55,64 @@ def test_a_copy_that_was_removed_is_not_shown_as_one_that_lies_there(scene: Scen
     assert [one.step for one in scene.run().state.care.tiers["snapshot"].kept] == [20]
 
 
-def test_a_check_that_fails_is_said_until_one_of_its_depth_passes(scene: Scene) -> None:
-    def check(step: int, ok: bool) -> float:
-        scene.now += 1.0
-        scene.push(events=[CheckpointChecked(time=0.0, step=step, depth="load", ok=ok)])
-        return value(exposition(scene).render().body.decode(), "verl_checkpoint_check_failing", depth="load")
+def checked(step: int, ok: bool, depth: Any = "load", tier: Any = "", name: str = "") -> CheckpointChecked:
+    return CheckpointChecked(time=0.0, step=step, depth=depth, ok=ok, tier=tier, name=name, reason="" if ok else "bad")
 
-    assert [check(10, True), check(20, False), check(30, True)] == [0, 1, 0]
-    assert value(exposition(scene).render().body.decode(), "verl_checkpoint_last_checked_step", depth="load") == 30
+
+def failing(scene: Scene, event: CheckpointChecked) -> float:
+    scene.now += 1.0
+    scene.push(events=[event])
+    page = exposition(scene).render().body.decode()
+    return value(page, "verl_checkpoint_check_failing", tier=event.tier or PRIMARY, depth=event.depth)
+
+
+def test_a_check_that_fails_is_said_until_that_step_or_a_newer_one_passes(scene: Scene) -> None:
+    assert [failing(scene, checked(step, ok)) for step, ok in ((10, True), (20, False), (30, True))] == [0, 1, 0]
+    assert [failing(scene, checked(step, ok)) for step, ok in ((40, False), (30, True), (40, True))] == [1, 1, 0]
+    page = exposition(scene).render().body.decode()
+    assert value(page, "verl_checkpoint_last_checked_step", tier=PRIMARY, depth="load") == 40
+
+
+def test_retention_that_finds_an_older_copy_good_does_not_hide_that_the_newest_is_bad(scene: Scene) -> None:
+    def look(step: int, ok: bool, tier: str = "snapshot", of: str = "aa") -> float:
+        return failing(scene, checked(step, ok, "content", tier, f"toy-step{step}-{of}"))
+
+    assert (look(50, False), look(40, True)) == (1, 1)
+    assert look(60, True, tier="archive") == 0
+    assert look(50, True, of="bb") == 1  # another content of that step
+    assert look(50, True) == 0
+    assert (look(50, False), look(40, False), look(50, True)) == (1, 1, 0)
+
+
+def test_of_two_that_are_bad_each_is_cleared_by_itself(scene: Scene) -> None:
+    assert [failing(scene, checked(step, ok)) for step, ok in ((50, False), (40, False), (40, True))] == [1, 1, 1]
+    assert failing(scene, checked(50, True)) == 0
+
+
+def test_checks_are_counted_by_tier(scene: Scene) -> None:
+    scene.push(events=[checked(10, True), checked(10, False, tier="milestone", name="toy-step10-aa")])
+    page = exposition(scene).render().body.decode()
+    counted = {
+        (tier, outcome): value(page, "verl_checkpoint_checks_total", tier=tier, depth="load", outcome=outcome)
+        for tier in (PRIMARY, "milestone")
+        for outcome in ("passed", "failed")
+    }
+    assert counted == {
+        (PRIMARY, "passed"): 1,
+        (PRIMARY, "failed"): 0,
+        ("milestone", "passed"): 0,
+        ("milestone", "failed"): 1,
+    }
+
+
+def test_a_thousand_bad_ones_leave_the_state_small(scene: Scene) -> None:
+    for first in range(0, 1000, 500):
+        scene.push(
+            events=[checked(step, False, tier="snapshot", name=f"{step}-x") for step in range(first, first + 500)]
+        )
+    assert [one.step for one in scene.run().state.care.checks["snapshot/load"].bad] == list(
+        range(1000 - BAD_KEPT, 1000)
+    )
 
 
 def test_however_many_copies_there_are_the_state_stays_small(scene: Scene) -> None:
@@ -136,6 +186,26 @@ def test_a_snapshot_of_an_older_exporter_still_loads(scene: Scene) -> None:
     old = zstd.compress(msgspec.msgpack.encode(plain))
     restored = snapshot.restore(old, scene.core._make_detectors, scene.core._rules)
     assert (restored.state.current, restored.state.care.tiers, restored.state.gradients.count) == (3, {}, 0)
+
+
+def test_a_snapshot_that_has_one_state_for_a_depth_still_loads_and_still_says_what_failed(scene: Scene) -> None:
+    from backports import zstd
+
+    old = {"passed": 3, "failed": 1, "last_step": 40, "last_at": 100.0, "failed_step": 50, "failed_at": 101.0}
+    scene.step(3)
+    plain = msgspec.msgpack.decode(zstd.decompress(snapshot.take(scene.run())))
+    plain["state"]["care"]["checks"] = {
+        "content": {**old, "failed_tier": "snapshot", "failure": "one file differs"},
+        "load": {**old, "failed_at": 99.0, "failed_tier": "snapshot", "failure": "one file differs"},
+    }
+    body = zstd.compress(msgspec.msgpack.encode(plain))
+    care = snapshot.restore(body, scene.core._make_detectors, scene.core._rules).state.care
+    assert [(tier, depth, check.passed) for tier, depth, check in care.verifications()] == [
+        ("snapshot", "content", 3),
+        (PRIMARY, "load", 3),
+    ]
+    assert [(one.step, one.reason) for one in care.checks["snapshot/content"].bad] == [(50, "one file differs")]
+    assert care.checks["primary/load"].bad == []
 
 
 def asking(folder: Path) -> Scene:

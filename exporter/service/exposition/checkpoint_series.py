@@ -32,12 +32,12 @@ def put_care(put: Put, state: RunState, newest: Checkpoint | None) -> None:
             put(f.TIER_STEP, last.step, name)
             put(f.TIER_AT, last.copied_at, name)
             put(f.TIER_SIZE, last.bytes, name)
-    for depth, check in state.care.checks.items():
-        put(f.CHECKS, check.passed, depth, "passed")
-        put(f.CHECKS, check.failed, depth, "failed")
-        put(f.CHECK_FAILING, int(check.failed > 0 and check.failed_at > check.last_at), depth)
+    for tier_name, depth, check in state.care.verifications():
+        put(f.CHECKS, check.passed, tier_name, depth, "passed")
+        put(f.CHECKS, check.failed, tier_name, depth, "failed")
+        put(f.CHECK_FAILING, int(bool(check.bad)), tier_name, depth)
         if check.last_step is not None:
-            put(f.CHECKED_STEP, check.last_step, depth)
+            put(f.CHECKED_STEP, check.last_step, tier_name, depth)
     for setting in state.in_force.settings:
         put(f.SETTING_IN_EFFECT, int(setting.ok), setting.name)
     if state.gradients.count:

@@ -213,12 +213,14 @@ TIER_SIZE = _add("gauge", "verl_checkpoint_tier_size_bytes", "Size of the tier's
 TIER_COPIES = _add("counter", "verl_checkpoint_tier_copies", "Copies into the tier, by outcome", *_TIER, "outcome")
 TIER_FAILING = _add("gauge", "verl_checkpoint_tier_failing", "1 while the newest copy into the tier failed", *_TIER)
 TIER_PRUNED = _add("counter", "verl_checkpoint_pruned", "Checkpoints that retention removed", *_TIER)
-CHECKS = _add("counter", "verl_checkpoint_checks", "Verifications by depth and outcome", "run", "depth", "outcome")
+CHECKS = _add(
+    "counter", "verl_checkpoint_checks", "Verifications by tier, depth and outcome", *_TIER, "depth", "outcome"
+)
 CHECKED_STEP = _add(
-    "gauge", "verl_checkpoint_last_checked_step", "Step of the newest checkpoint that passed", "run", "depth"
+    "gauge", "verl_checkpoint_last_checked_step", "Step of the checkpoint or copy that passed last", *_TIER, "depth"
 )
 CHECK_FAILING = _add(
-    "gauge", "verl_checkpoint_check_failing", "1 while the newest verification of the depth failed", "run", "depth"
+    "gauge", "verl_checkpoint_check_failing", "1 while one that failed is not cleared by a later pass", *_TIER, "depth"
 )
 SETTING_IN_EFFECT = _add(
     "gauge",
