@@ -140,9 +140,8 @@ def after_exit(recovery: Recovery, event: AttemptExited, attempt: int, now: floa
         if unproved:
             outcome = f"Attempt {attempt} finished the run, but {unproved}."
             return ended(recovery, "failed", outcome, now, failed_by="unproved")
-        outcome = (
-            f"Attempt {attempt} finished the run after {recovery.healthy_steps} healthy steps past the checkpoint."
-        )
+        healthy = f"{recovery.healthy_steps} healthy steps past the checkpoint"
+        outcome = f"Attempt {attempt} finished the run after {healthy}{proving.sentence(recovery)}."
         return ended(recovery, "succeeded", outcome, now)
     how = f"signal {event.signal}" if event.signal is not None else f"exit code {event.exit_code}"
     healthy = f"after {recovery.healthy_steps} healthy steps past the checkpoint"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from recovery_scene import Scene, checkpoint, incident
 
 from exporter.detectors.base import Severity
-from exporter.protocol import Excluded, SettingApplied
+from exporter.protocol import Excluded, Scalar, SettingApplied
 from exporter.recovery.facts import AttemptFacts, OpenIncident
 from exporter.recovery.record import Recovery
 
@@ -68,7 +68,7 @@ def relapse(scene: Scene, recovery: Recovery) -> Recovery:
     return scene.recovery(recovery.id)
 
 
-def prove(scene: Scene, name: str = LR, wanted: float = 1e-6, *, ok: bool = True, reason: str = "") -> None:
+def prove(scene: Scene, name: str = LR, wanted: Scalar = 1e-6, *, ok: bool = True, reason: str = "") -> None:
     scene.now += 1
     event = SettingApplied(time=scene.now, name=name, wanted=wanted, restored=1e-2, found=wanted, ok=ok, reason=reason)
     scene.engine.on_setting_applied(scene.facts.run_id, scene.facts.attempt, event, scene.now, scene.known)
