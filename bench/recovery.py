@@ -32,7 +32,7 @@ from typing import Any
 
 from demo.client import ExporterApi
 from demo.course import STOP_SECONDS
-from demo.faults.plan import AFTER, EACH
+from demo.faults.plan import EACH
 from demo.processes import Child, StartError
 from demo.scenarios import Scenario
 from demo.stack import Stack
@@ -41,9 +41,10 @@ from demo.training import supervised
 
 MEDIAN_SECONDS, WORST_SECONDS = 15.0, 60.0
 """Targets."""
-KINDS = ("nan", "crash", "hang", "learning_rate")
-HEALTHY_STEPS = 8
-"""Of each attempt, before its fault: more than the recovery needs to count as one, and one checkpoint further."""
+HEALTHY_STEPS = {"nan": 8, "crash": 8, "hang": 8, "learning_rate": 20}
+"""Of each attempt, before its fault, by what that is: more than the recovery needs to count as one, and one checkpoint
+further. A rate shows in what the policy does, which is judged once an attempt has made some steps."""
+KINDS = tuple(HEALTHY_STEPS)
 SUCCESS_STEPS = 3
 GIVE_UP_SECONDS = 600.0
 """Without a recovery ending for so long, the bench has failed."""
@@ -110,12 +111,11 @@ def _run(wanted: int, folder: Path) -> dict[str, Any]:
     if stack.fast_path:
         missing = " and ".join(stack.missing_programs)
         raise StartError(f"{missing} cannot be found on the PATH: install the packages of these names.")
-    steps = (wanted + 2) * (HEALTHY_STEPS + 10)
+    steps = (wanted + 2) * (max(HEALTHY_STEPS.values()) + 10)
     scenario = Scenario("recovery", "a fault in every attempt", fault_step=None, steps=steps)
     more = {
         "VERL_USE_EXTERNAL_MODULES": "demo.faults",
-        EACH: ",".join(KINDS),
-        AFTER: str(HEALTHY_STEPS),
+        EACH: ",".join(f"{kind}:{after}" for kind, after in HEALTHY_STEPS.items()),
     }
     supervisor = supervised(scenario, make(folder / "toy"), stack, folder, RUN_ID, 0, more=more)
     watched = Watched()

@@ -20,9 +20,7 @@ from pathlib import Path
 FAULT = "VERL_SENTINEL_DEMO_FAULT"
 STEP = "VERL_SENTINEL_DEMO_FAULT_STEP"
 EACH = "VERL_SENTINEL_DEMO_FAULTS"
-"""Names, with commas: the first is for attempt 1, and after the last one the first comes again."""
-AFTER = "VERL_SENTINEL_DEMO_FAULT_AFTER"
-"""With EACH: steps that each attempt makes before its fault."""
+"""`name:steps`, with commas: after as many steps of attempt 1 the first, and after the last one the first comes again."""
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIRECTORY = "VERL_SENTINEL_STATE_DIR"
 CHECKPOINTS = "VERL_SENTINEL_DEMO_CHECKPOINTS"
@@ -126,9 +124,10 @@ def plan_from(environment: Mapping[str, str]) -> Plan | None:
     """
     attempt = environment.get(ATTEMPT, "1")
     each = [name for name in environment.get(EACH, "").split(",") if name]
-    name, variable = environment.get(FAULT, ""), STEP
+    name, step, variable = environment.get(FAULT, ""), environment.get(STEP, ""), STEP
     if each and attempt.isdecimal():
-        name, variable = each[(int(attempt) - 1) % len(each)], AFTER
+        name, _, step = each[(int(attempt) - 1) % len(each)].partition(":")
+        variable = EACH
     elif not name or attempt != "1":
         return None
     try:
@@ -137,7 +136,6 @@ def plan_from(environment: Mapping[str, str]) -> Plan | None:
         known = ", ".join(f.value for f in Fault)
         where = EACH if each else FAULT
         raise ValueError(f"{where} is {name!r}, which is no fault of the demo; it knows {known}.") from None
-    step = environment.get(variable, "")
     if not step.isdecimal() or int(step) < 1:
         raise ValueError(f"{variable} is {step!r}; it must be the training step, 1 or later, at which {name} begins.")
     directory = environment.get(STATE_DIRECTORY, "")

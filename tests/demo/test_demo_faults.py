@@ -114,8 +114,7 @@ def test_a_later_attempt_has_no_fault(tmp_path: Path) -> None:
 
 def test_each_attempt_has_its_own_fault_after_some_steps_of_its_own(tmp_path: Path) -> None:
     wanted = {
-        "VERL_SENTINEL_DEMO_FAULTS": "nan,crash",
-        "VERL_SENTINEL_DEMO_FAULT_AFTER": "8",
+        "VERL_SENTINEL_DEMO_FAULTS": "nan:8,crash:8",
         "VERL_SENTINEL_STATE_DIR": str(tmp_path),
     }
     plans = [plan_from({**wanted, "VERL_SENTINEL_ATTEMPT": str(attempt)}) for attempt in (1, 2, 3)]
@@ -135,6 +134,12 @@ def test_each_attempt_has_its_own_fault_after_some_steps_of_its_own(tmp_path: Pa
     first.record()
     second.record()
     assert [json.loads((tmp_path / f"fault-{n}.json").read_text())["step"] for n in (1, 2)] == [0, 14]
+
+
+@pytest.mark.parametrize("each", ["nan", "nan:", "nan:0", "meteor:3"])
+def test_faults_that_cannot_be_read_are_a_sentence(tmp_path: Path, each: str) -> None:
+    with pytest.raises(ValueError, match="VERL_SENTINEL_DEMO_FAULTS is "):
+        plan_from({"VERL_SENTINEL_DEMO_FAULTS": each, "VERL_SENTINEL_STATE_DIR": str(tmp_path)})
 
 
 def test_every_fault_has_a_cause(tmp_path: Path) -> None:
