@@ -20,7 +20,7 @@ from pathlib import Path
 FAULT = "VERL_SENTINEL_DEMO_FAULT"
 STEP = "VERL_SENTINEL_DEMO_FAULT_STEP"
 EACH = "VERL_SENTINEL_DEMO_FAULTS"
-"""`name:steps`, with commas: after as many steps of attempt 1 the first, and after the last one the first comes again."""
+"""`name:steps`, with commas: the first after as many steps of attempt 1; after the last one the first comes again."""
 ATTEMPT = "VERL_SENTINEL_ATTEMPT"
 STATE_DIRECTORY = "VERL_SENTINEL_STATE_DIR"
 CHECKPOINTS = "VERL_SENTINEL_DEMO_CHECKPOINTS"
