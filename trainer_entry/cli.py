@@ -152,7 +152,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="run a trainer under the supervisor",
         usage="verl-sentinel-train run [options] -- python -m trainer_entry.main_ppo key=value …",
         description="Runs the trainer, takes commands, and restarts it from a verified checkpoint. With the state "
-        "directory of a run that is alive it takes that run over; without a command it runs the recorded one.",
+        "directory of a run that is alive it takes that run over; without a command it runs the recorded one, with the "
+        "recorded options where they are not given again.",
         epilog=_RUN_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -165,7 +166,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("term-seconds", limits.term_seconds, "how long to wait after SIGTERM"),
         ("kill-seconds", limits.kill_seconds, "how long to wait after SIGKILL"),
     ):
-        run.add_argument(f"--{name}", type=_seconds, default=value, metavar="S", help=f"{text} (default: {value:g})")
+        run.add_argument(f"--{name}", type=_seconds, metavar="S", help=f"{text} (default: {value:g})")
     run.add_argument(
         "--wait-for-command-seconds",
         type=_seconds,
@@ -195,9 +196,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--copies-seconds",
         type=_seconds,
-        default=3600.0,
         metavar="S",
-        help="how long the end of a run waits for the last copies, an archive say (default: %(default)g)",
+        help=f"how long the end of a run waits for the last copies, an archive (default: {command.COPIES_SECONDS:g})",
     )
     run.add_argument("--forget-changes", action="store_true", help="drop what earlier recoveries have changed")
     run.add_argument("--quiet", action="store_true", help="do not show the trainer's output; it is in attempts/N")

@@ -230,7 +230,7 @@ resume_from_target() {
 # For a version: from=(--from=PATH) may say where to install it from.
 build_environment() {
     local code=0
-    tool environments build "$1" ${from[@]+"${from[@]}"} || code=$?
+    tool environments build "$1" "${run[@]}" ${from[@]+"${from[@]}"} || code=$?
     if ((code != 0)); then
         say "the environment could not be built (code $code); nothing was stopped"
         exit "$code"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from trainer_entry.environments.building import build, register
 from trainer_entry.environments.checking import check, trainer_module
-from trainer_entry.environments.places import VersionError, default_directory, environments, find
+from trainer_entry.environments.places import VersionError, environments, find
 from trainer_entry.supervisor import exitcodes, offline
+from trainer_entry.supervisor.keeping import environments_of
 from trainer_entry.supervisor.output import say
 from trainer_entry.supervisor.state import StateDir
 
@@ -37,6 +38,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     building.add_argument(
         "--with", dest="extra", action="append", default=[], metavar="PACKAGE", help="one more package it needs"
     )
+    building.add_argument("--state-dir", type=Path, help="for that run: where it has its environments")
     building.set_defaults(act=_build)
 
     registering = group.add_parser("register", help="have a ready environment used for a version")
@@ -58,9 +60,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def directory_of(parsed: argparse.Namespace) -> Path:
-    """The folder of environments that the options or the environment name."""
-    given: Path | None = parsed.environments_dir
-    return Path(os.path.abspath(given)) if given is not None else default_directory()
+    """The folder of environments that the options, the environment or the run name."""
+    state = getattr(parsed, "state_dir", None)
+    run = StateDir(state).read_run() if state is not None else None
+    return environments_of(parsed, run.kept if run is not None else None)
 
 
 def _list(parsed: argparse.Namespace) -> int:

@@ -22,7 +22,8 @@ from trainer_entry.changes.sources import from_git, from_manifest
 from trainer_entry.changes.words import with_settings
 from trainer_entry.checkpoints import newest_verified
 from trainer_entry.supervisor import exitcodes, offline
-from trainer_entry.supervisor.command import environments_of, state_of
+from trainer_entry.supervisor.command import state_of
+from trainer_entry.supervisor.keeping import environments_of
 from trainer_entry.supervisor.output import say
 from trainer_entry.supervisor.state import RunRecord, StateDir
 
@@ -150,7 +151,7 @@ def _possible(parsed: argparse.Namespace, state: StateDir, run: RunRecord, after
     """Raises ChangeError or VersionError for what could not be made at a start."""
     argv: Sequence[str] = with_settings(run.argv, after)
     if after.verl_version:
-        environments.find(environments_of(parsed), after.verl_version)
+        environments.find(environments_of(parsed, run.kept), after.verl_version)
     if run.executor == "local":
         local_variables(after, argv=argv, config=recorded(state.path, run.attempt), environ=os.environ)
 

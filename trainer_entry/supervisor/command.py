@@ -14,21 +14,22 @@ from trainer_entry import settings
 from trainer_entry.checkpoints.tiers.copying import refuse_inside
 from trainer_entry.checkpoints.tiers.jobs import RunNote, Workplace
 from trainer_entry.checkpoints.tiers.policy_file import read_policy
-from trainer_entry.environments import default_directory
 from trainer_entry.supervisor import overrides
 from trainer_entry.supervisor.hand import check as check_hand
+from trainer_entry.supervisor.keeping import environments_of, kept, limits_of, scripts_of
 from trainer_entry.supervisor.lifecycle import usable_cwd
 from trainer_entry.supervisor.options import Options
 from trainer_entry.supervisor.output import say
 from trainer_entry.supervisor.overrides import OverrideError, TrainerCommand
 from trainer_entry.supervisor.reporting import NoReporter, PushReporter, Reporter, configure
-from trainer_entry.supervisor.script import script_of, shipped_scripts
-from trainer_entry.supervisor.state import RunRecord, StateDir, StateError
-from trainer_entry.supervisor.stopping import StopLimits
+from trainer_entry.supervisor.state import Kept, RunRecord, StateDir, StateError
 from trainer_entry.supervisor.supervise import Supervisor
 
 WAIT_FOR_COMMAND_SECONDS = 900.0
 """Longer than the exporter's cooldown: a run that dies while that lasts is rolled back when it is over."""
+
+COPIES_SECONDS = 3600.0
+"""How long the end of a run waits for its last copies, unless it is said."""
 
 WORD_SECONDS = 5.0
 """A few heartbeats: a supervisor that takes over half a command asks first whether it was called off meanwhile."""
@@ -43,11 +44,10 @@ def run(parsed: argparse.Namespace) -> int:
         record = _merge(state, state.read_run(), given, parsed)
         if parsed.forget_changes:
             record = replace(record, changes=Changes(), skip_from=None)
+        _take_up(record.kept, started_anew=given is not None)
         trainer = overrides.parse(record.argv, usable_cwd(record.cwd))
         configured = configure(record.url, record.run_id, state.path)
-        scripts = parsed.rollback_scripts or shipped_scripts()
-        if not scripts.is_dir() or not script_of("checkpoint", scripts).is_file():
-            raise StateError(f"There are no rollback scripts in {scripts}; give their folder with --rollback-scripts.")
+        scripts = scripts_of(record.kept, given=parsed.rollback_scripts is not None, say=say)
         hand = check_hand(record.executor, Path(record.executor_settings) if record.executor_settings else None)
         policy = _checked_policy(parsed.checkpoint_policy, state, record)
         state.write_run(record)
@@ -66,17 +66,12 @@ def run(parsed: argparse.Namespace) -> int:
             return PushReporter(configured, identity, on_command=on_command, say=say)
 
         options = Options(
-            limits=StopLimits(
-                clean_seconds=parsed.clean_stop_seconds,
-                rollback_clean_seconds=parsed.rollback_clean_seconds,
-                term_seconds=parsed.term_seconds,
-                kill_seconds=parsed.kill_seconds,
-            ),
+            limits=limits_of(record.kept),
             scripts=scripts.absolute(),
-            environments=environments_of(parsed),
-            wait_for_command_seconds=_wait(parsed.wait_for_command_seconds, configured is not None),
+            environments=environments_of(parsed, record.kept),
+            wait_for_command_seconds=_wait(record.kept.wait_for_command_seconds, configured is not None),
             word_seconds=WORD_SECONDS if configured is not None else 0.0,
-            copies_seconds=parsed.copies_seconds,
+            copies_seconds=COPIES_SECONDS if record.kept.copies_seconds is None else record.kept.copies_seconds,
             follow=not parsed.quiet,
             hand=hand,
         )
@@ -84,12 +79,6 @@ def run(parsed: argparse.Namespace) -> int:
             state, record, command=trainer, options=options, connect=connect, environ={**os.environ, **policy}, say=say
         )
         return supervisor.run()
-
-
-def environments_of(parsed: argparse.Namespace) -> Path:
-    """The folder of environments that the options or the environment name."""
-    given: Path | None = parsed.environments_dir
-    return Path(os.path.abspath(given)) if given is not None else default_directory()
 
 
 def state_of(parsed: argparse.Namespace) -> StateDir:
@@ -124,6 +113,7 @@ def _identify(parsed: argparse.Namespace, words: list[str]) -> tuple[StateDir, R
         url=url,
         executor=executor,
         executor_settings=file,
+        kept=kept(parsed, Kept(), os.environ),
     )
     return StateDir(given), record
 
@@ -143,6 +133,7 @@ def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, p
             run_id=parsed.run_id or stored.run_id,
             executor=executor,
             executor_settings=file,
+            kept=kept(parsed, stored.kept, os.environ),
         )
     if stored is None:
         return given
@@ -162,6 +153,7 @@ def _merge(state: StateDir, stored: RunRecord | None, given: RunRecord | None, p
         experiment=given.experiment,
         executor=given.executor,
         executor_settings=given.executor_settings,
+        kept=given.kept,
     )
 
 
@@ -193,6 +185,22 @@ def _checked_policy(given: Path | None, state: StateDir, record: RunRecord) -> d
     except OSError as error:
         raise StateError(f"The state directory {state.path} cannot be written: {error.strerror}.") from error
     return {settings.CHECKPOINTS: path}
+
+
+def _take_up(run: Kept, *, started_anew: bool) -> None:
+    """Have what this shell does not say of our own variables as the run keeps it, for all that is started from here."""
+    for name, value in run.environ.items():
+        if name != settings.TOKEN_FILE or not os.environ.get(settings.TOKEN):
+            os.environ.setdefault(name, value)
+    if (
+        run.token_given
+        and not started_anew
+        and not any(os.environ.get(n) for n in (settings.TOKEN, settings.TOKEN_FILE))
+    ):
+        say(
+            f"the run was started with a token in {settings.TOKEN}, which is kept nowhere; without one the exporter "
+            f"may refuse what it is told. Start it with {settings.TOKEN_FILE}, whose path is kept."
+        )
 
 
 def _wait(given: float | None, exporter: bool) -> float:

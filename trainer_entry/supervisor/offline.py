@@ -22,10 +22,11 @@ from trainer_entry.changes import describe as describe_changes
 from trainer_entry.changes.records import read_applied
 from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.control import ControlRequest, NoSupervisor, ask
+from trainer_entry.supervisor.keeping import environment_for, limits_of
 from trainer_entry.supervisor.lifecycle import describe
 from trainer_entry.supervisor.outfit import changes_from
 from trainer_entry.supervisor.state import ResumeTarget, RunRecord, StateDir, StateError
-from trainer_entry.supervisor.stopping import StopLimits, clean_seconds, stop
+from trainer_entry.supervisor.stopping import clean_seconds, stop
 
 _COME_UP_SECONDS = 60.0
 
@@ -79,7 +80,7 @@ def stop_run(
             return "There is no trainer to stop.", False
         if attempt.exit() is None:
             state.write_run(replace(run, told_to_stop=attempt.number))
-        limits = StopLimits()
+        limits = limits_of(run.kept)
         quick = for_rollback and not save_first
         clean = clean_seconds(limits, for_rollback=quick, reason=reason)
         stopped = stop(state, attempt, limits, clean=clean, save=not quick, say=say)
@@ -123,7 +124,10 @@ def record_resume(state: StateDir, target: str, request_id: str, asked: Changes,
 
 
 def start_supervisor(state: StateDir, attempt_before: int, environments: Path | None = None) -> str:
-    """Start a supervisor that goes on by itself, and wait until it has started the trainer. Raises StateError."""
+    """Start a supervisor that goes on by itself, and wait until it has started the trainer. Raises StateError.
+
+    It has the options and our own variables that the run keeps; all other variables are those of this shell.
+    """
     words = [sys.executable, "-m", "trainer_entry.cli", "run", "--state-dir", str(state.path), "--quiet"]
     if environments is not None:
         words += ["--environments-dir", str(environments)]
@@ -134,6 +138,7 @@ def start_supervisor(state: StateDir, attempt_before: int, environments: Path | 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env=environment_for(recorded_run(state).kept, os.environ),
             start_new_session=True,
         )
     deadline = time.monotonic() + _COME_UP_SECONDS
@@ -146,7 +151,10 @@ def start_supervisor(state: StateDir, attempt_before: int, environments: Path | 
         found = answer.status or {}
         number = found.get("attempt")
         if isinstance(number, int) and number > attempt_before and found.get("state") == "running":
-            return f"Attempt {number} started by a new supervisor, process {child.pid}; it writes to {log}."
+            return (
+                f"Attempt {number} started by a new supervisor, process {child.pid}; it writes to {log}. Its options "
+                "are those of the run, its environment is that of this shell."
+            )
         time.sleep(0.1)
     said = log.read_text("utf-8", "replace").strip().splitlines()
     raise StateError(

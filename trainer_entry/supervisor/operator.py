@@ -18,8 +18,9 @@ from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.changing import asked_changes
 from trainer_entry.supervisor.command import state_of
 from trainer_entry.supervisor.control import ControlAnswer, ControlRequest, NoSupervisor, ask
+from trainer_entry.supervisor.keeping import scripts_of
 from trainer_entry.supervisor.output import say
-from trainer_entry.supervisor.script import INSTANCE_VARIABLE, script_of, script_variables, shipped_scripts
+from trainer_entry.supervisor.script import INSTANCE_VARIABLE, script_of, script_variables
 from trainer_entry.supervisor.state import StateDir, StateError
 
 
@@ -139,7 +140,8 @@ def rollback(parsed: argparse.Namespace) -> int:
         return _tell(_ask(state, request))
     except NoSupervisor:
         say("no supervisor is alive; running the rollback script")
-    words = ["bash", str(script_of(parsed.rung, shipped_scripts())), "--state-dir", str(state.path)]
+    scripts = scripts_of(offline.recorded_run(state).kept, given=False, say=say)
+    words = ["bash", str(script_of(parsed.rung, scripts)), "--state-dir", str(state.path)]
     for option in ("target_step", "not_after_step", "request_id", "reason"):
         if (value := getattr(parsed, option)) not in (None, ""):
             words += ["--" + option.replace("_", "-"), str(value)]

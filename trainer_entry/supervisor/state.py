@@ -39,6 +39,23 @@ class ResumeTarget(msgspec.Struct, frozen=True, kw_only=True):
     command_id: str = ""
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of ``verl-sentinel-train run`` as they were given; None or empty where they were not. Paths are absolute,
+    times in seconds. ``environ`` has our own variables, ``token_given`` is whether there was a token; it is not kept.
+    """
+
+    rollback_scripts: str = ""
+    environments: str = ""
+    clean_stop_seconds: float | None = None
+    rollback_clean_seconds: float | None = None
+    term_seconds: float | None = None
+    kill_seconds: float | None = None
+    wait_for_command_seconds: float | None = None
+    copies_seconds: float | None = None
+    environ: dict[str, str] = {}
+    token_given: bool = False
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``run.json``. ``attempt`` is the latest number given out; ``reported_start`` and ``reported_exit`` are the latest
     that the exporter was told of, and ``told_to_stop`` the latest that ended because somebody asked.
@@ -50,7 +67,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``changes`` are in force for every attempt to come, until a later rung or a person replaces them. Their
     ``skip_steps`` belong to one place in the data: they count for starts from step ``skip_from`` only.
 
-    ``executor`` is where the trainer runs, and ``executor_settings`` the absolute path of its settings, if any.
+    ``executor`` is where the trainer runs, and ``executor_settings`` the absolute path of its settings, if any;
+    ``kept`` is what else the supervisor was told, for one that is started without a word of it.
     """
 
     run_id: str
@@ -73,6 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     skip_from: int | None = None
     executor: str = "local"
     executor_settings: str = ""
+    kept: Kept = Kept()
 
 
 class AttemptRequest(msgspec.Struct, frozen=True, kw_only=True):
