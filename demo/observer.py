@@ -55,7 +55,7 @@ class Observer:
         self.observation = observation
         self._newest: tuple[float, int] = (0.0, 0)
         self._told: set[tuple[str, ...]] = set()
-        self._first_words: dict[str, str] = {}
+        self._incidents: dict[tuple[str, int], dict[str, Any]] = {}
 
     def poll(self) -> None:
         """Look once; cheap enough for several times a second."""
@@ -122,18 +122,22 @@ class Observer:
         seen.state = "running" if run["running"] else (run["exit_summary"] or "not running")
         if run["exit_summary"]:
             self._tell(("exit", str(run["attempt"])), run["exit_summary"])
-        incidents: list[dict[str, Any]] = sorted(detail["incidents"], key=lambda incident: float(incident["opened_at"]))
-        observation.incidents = incidents
-        for incident in incidents:
-            if incident["paged_at"] is not None:
-                # The timeline shows what the page said, not what the incident grew into.
-                incident["summary"] = self._first_words.setdefault(incident["id"], incident["summary"])
+        for incident in sorted(detail["incidents"], key=lambda one: float(one["opened_at"])):
+            self._keep(incident)
             style = {"critical": "red", "warning": "yellow"}.get(incident["severity"], "")
             self._tell(
                 ("incident", incident["id"], str(incident["attempt"]), incident["severity"]),
                 f"{incident['severity']}: {incident['summary']}",
                 style,
             )
+
+    def _keep(self, incident: dict[str, Any]) -> None:
+        """An incident that comes back in a later attempt is another one here, and what it said first stays."""
+        known = self._incidents.get((incident["id"], incident["attempt"]))
+        if known is not None and known["paged_at"] is not None:
+            incident |= {name: known[name] for name in ("summary", "paged_at", "paged_step")}
+        self._incidents[incident["id"], incident["attempt"]] = incident
+        self.observation.incidents = list(self._incidents.values())
 
     def _take_recoveries(self) -> None:
         self.observation.recoveries = [

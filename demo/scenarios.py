@@ -132,7 +132,9 @@ _ALL = (
         "the run is moved to a newer verl that is broken: rollbacks and settings cannot help, the version before does",
         fault_step=None,
         steps=400,
-        detectors=frozenset({"surge", "kl", "reward", "entropy", "clipping", "level", "gradient_instability"}),
+        detectors=frozenset(
+            {"non_finite", "surge", "kl", "reward", "entropy", "clipping", "level", "gradient_instability"}
+        ),
         rungs=("checkpoint", "version"),
         moved_at=20,
         limit_seconds=3600.0,
