@@ -23,7 +23,6 @@ from exporter.exposure import (
     TokenSource,
     address,
     check_exposure,
-    os_reason,
     readable,
     resolve_tokens,
     tls_context,
@@ -32,7 +31,7 @@ from exporter.exposure import (
 from exporter.incidents import Rules
 from exporter.links import Links
 from exporter.notify.settings import NotifySettings, UrlUnavailable, urls_of
-from exporter.policy_file import check_names, compose, read_policy
+from exporter.policy_file import check_names, compose, read_bounded, read_policy
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
 from exporter.service.gradients import HistogramSettings
@@ -210,10 +209,7 @@ def _check_files(config: Config, lines: Lines) -> None:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The configuration file {path} cannot be read: {os_reason(error)}.") from None
+    return read_bounded(path, f"The configuration file {path}")
 
 
 def _default_data_dir() -> str:

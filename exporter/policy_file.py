@@ -6,8 +6,11 @@ What is wrong is a sentence that names the file, the line, what is there and wha
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import yaml
@@ -16,10 +19,20 @@ from exporter.detectors.options import unknown_name
 from exporter.detectors.registry import NAMES
 from exporter.exposure import ConfigError, os_reason
 from exporter.recovery.policy import RecoveryPolicy, Trigger
+from exporter.recovery.rung_settings import matches_any
+from exporter.signals import SIGNALS
 from exporter.yaml_lines import Lines
 
 MOST_BYTES = 1024 * 1024
-"""A policy has a few kilobytes."""
+"""A policy, or a configuration, has a few kilobytes."""
+
+OF_LIVE_DETECTORS: Final = (
+    *("heartbeat", "process", "rollout_requests", "gpu_utilization", "gpu_memory_used", "gpu_temperature"),
+    *("gpu_power", "gpu_lost"),
+)
+"""Signals of findings that are no signals of a step."""
+_NAMES_PHASES: Final = "stalled_phase"
+"""The signals of its findings are the phases of the trainer, which may have any name."""
 
 
 class _Whole(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,17 +44,28 @@ class _Whole(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_policy(path: Path, said_in: str = "") -> RecoveryPolicy:
     """The policy in a file. ``said_in``: where the file is named, for the sentence. Raises :class:`ConfigError`."""
     before = f"{said_in}: " if said_in else ""
+    text = read_bounded(path, f"{before}The policy file {path}")
+    return msgspec.structs.replace(parse_policy(text, str(path)), policy_file=str(path))
+
+
+def read_bounded(path: Path, what: str) -> str:
+    """The text of a file that a person named; ``what`` begins the sentence. Raises :class:`ConfigError`.
+
+    Only a regular file is read: a pipe would keep the start waiting for ever, a device might never end.
+    """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{what} is no regular file, but a pipe or a device: give a file.")
             body = file.read(MOST_BYTES + 1)
         text = body.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{before}The policy file {path} cannot be read: {os_reason(error)}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{before}The policy file {path} is not UTF-8.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} cannot be read: {os_reason(error)}.") from None
+    except ValueError:
+        raise ConfigError(f"{what} cannot be read: its name has a NUL in it.") from None
     if len(body) > MOST_BYTES:
-        raise ConfigError(f"{before}The policy file {path} is larger than {MOST_BYTES} bytes: it is no policy.")
-    return msgspec.structs.replace(parse_policy(text, str(path)), policy_file=str(path))
+        raise ConfigError(f"{what} is larger than {MOST_BYTES} bytes, which no policy or configuration is.")
+    return text
 
 
 def parse_policy(text: str, file: str) -> RecoveryPolicy:
@@ -79,23 +103,39 @@ def compose(text: str, file: str) -> yaml.Node | None:
 
 
 def check_names(policy: RecoveryPolicy, lines: Lines, at: str) -> None:
-    """Raise :class:`ConfigError` for a detector that there is not; ``at``: path of the policy in the file."""
+    """Raise :class:`ConfigError` for a detector that there is not, or a signal that no finding is of, whose trigger
+    would never fire. ``at``: path of the policy in the file."""
     for path, names in _named(policy, at):
         unknown = next((name for name in names if name not in NAMES), None)
         if unknown is not None:
             setting = path.removeprefix("$").removeprefix(".").partition("[")[0]
             said = unknown_name("detector", unknown, NAMES)
             raise ConfigError(f"{lines.file}, line {lines.line_of(path)}: {setting}: {said}.")
+    known = (*SIGNALS, *OF_LIVE_DETECTORS)
+    for path, trigger in _triggers(policy, at):
+        if _NAMES_PHASES in trigger.detectors:
+            continue
+        for signal in trigger.signals:
+            if not any(matches_any(name, (signal,)) for name in known):
+                setting = path.removeprefix("$").removeprefix(".").partition("[")[0]
+                why = f"this trigger would never fire: {unknown_name('signal', signal, known)}"
+                raise ConfigError(f"{lines.file}, line {lines.line_of(f'{path}.signals')}: {setting}: {why}.")
 
 
 def _named(policy: RecoveryPolicy, at: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Paths at which detectors are named, and their names."""
 
-    def of(triggers: tuple[Trigger, ...], margins: dict[str, int], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        for index, trigger in enumerate(triggers):
-            yield f"{path}.triggers[{index}].detectors", trigger.detectors
-        yield f"{path}.margins", tuple(margins)
-
-    yield from of(policy.triggers, policy.margins, at)
+    for path, trigger in _triggers(policy, at):
+        yield f"{path}.detectors", trigger.detectors
+    yield f"{at}.margins", tuple(policy.margins)
     for index, rule in enumerate(policy.rules):
-        yield from of(rule.triggers or (), rule.margins or {}, f"{at}.rules[{index}]")
+        yield f"{at}.rules[{index}].margins", tuple(rule.margins or {})
+
+
+def _triggers(policy: RecoveryPolicy, at: str) -> Iterator[tuple[str, Trigger]]:
+    """All triggers, with their paths."""
+    for index, trigger in enumerate(policy.triggers):
+        yield f"{at}.triggers[{index}]", trigger
+    for number, rule in enumerate(policy.rules):
+        for index, trigger in enumerate(rule.triggers or ()):
+            yield f"{at}.rules[{number}].triggers[{index}]", trigger

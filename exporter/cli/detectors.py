@@ -35,11 +35,10 @@ def detectors(
     pages, named = Budget().pages_per_week, DEFAULT_PRESET
     if config is not None:
         from exporter.config import ConfigError, parse
+        from exporter.policy_file import read_bounded
 
         try:
-            settings = parse(config.read_text(encoding="utf-8"), str(config))
-        except (OSError, UnicodeDecodeError) as error:
-            stop(f"The configuration file {config} cannot be read: {error}.", 2)
+            settings = parse(read_bounded(config, f"The configuration file {config}"), str(config))
         except ConfigError as error:
             stop(str(error), 2)
         options, named, pages = settings.detectors, settings.detection.preset, settings.detection.pages_per_week

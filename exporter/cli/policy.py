@@ -29,13 +29,19 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A policy, or a confi
 def check(file: File) -> None:
     """Check a policy file as the exporter does at its start.
 
-    Exit code: 0 it is sound; 2 it is not, or cannot be read.
+    Exit code: 0 it is sound, with a warning where a rule can never apply; 2 it is not, or cannot be read.
     """
     policy = _read(file)
     rules = counted(len(policy.rules), "rule")
     elsewhere = policy.policy_file and Path(policy.policy_file) != file
     source = f" (its policy is in {policy.policy_file})" if elsewhere else ""
     typer.echo(clean(f"{file}{source}: sound. Mode {policy.mode}, ladder {', '.join(policy.ladder)}, {rules}."))
+    for_all = policy.rule_for_all
+    later = 0 if for_all is None else len(policy.rules) - for_all - 1
+    if later:
+        named = f"{policy.rule_name(for_all)} (rules[{for_all}])"
+        never = f"{counted(later, 'later rule')} can never apply: the first that matches counts. Put it last."
+        typer.echo(clean(f"Warning: {named} matches every run, so {never}"), err=True)
 
 
 @policy_app.command("explain")
@@ -104,10 +110,10 @@ def _explain_file(
 def _read(file: Path) -> RecoveryPolicy:
     """Of a policy or of a configuration; ends the program with a sentence where it is neither."""
     from exporter.config import Config, ConfigError, parse
-    from exporter.policy_file import compose, read_policy
+    from exporter.policy_file import compose, read_bounded, read_policy
 
     try:
-        policy_text = file.read_text(encoding="utf-8")
+        policy_text = read_bounded(file, f"The file {file}")
         sections = _sections(compose(policy_text, str(file)))
         others = set(Config.__struct_fields__) - {"recovery"}
         if others & set(sections) or "policy_file" in sections.get("recovery", ()):
@@ -115,8 +121,6 @@ def _read(file: Path) -> RecoveryPolicy:
         return read_policy(file)
     except ConfigError as error:
         stop(str(error), 2)
-    except (OSError, UnicodeDecodeError) as error:
-        stop(f"The file {file} cannot be read: {getattr(error, 'strerror', None) or error}.", 2)
 
 
 def _sections(node: Any) -> dict[Any, list[Any]]:

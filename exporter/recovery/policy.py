@@ -229,6 +229,12 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         found = (index for index, rule in enumerate(self.rules) if rule.matches(run_id, project, cohort))
         return next(found, None)
 
+    @property
+    def rule_for_all(self) -> int | None:
+        """Index of the first rule that matches every run, behind which no other ever applies; None without one."""
+        patterns = ({rule.run, rule.project, rule.cohort} for rule in self.rules)
+        return next((index for index, names in enumerate(patterns) if all(set(name) == {"*"} for name in names)), None)
+
     def of_rule(self, index: int | None) -> RecoveryPolicy:
         """The policy as a rule leaves it, without rules."""
         return self._with(self.rules[index]) if index is not None else replace(self, rules=())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from typer.testing import CliRunner
 
 from exporter.cli.program import app
 from exporter.config import Config, ConfigError, load, parse
-from exporter.policy_file import parse_policy, read_policy
+from exporter.detectors import registry
+from exporter.policy_file import MOST_BYTES, OF_LIVE_DETECTORS, parse_policy, read_policy
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.rung_settings import ALLOWED, forbidden
+from exporter.signals import SIGNALS
 
 EXAMPLE = Path(__file__).parents[2] / "rules" / "recovery-policy.example.yml"
 
@@ -46,6 +50,9 @@ def test_an_empty_rule_list_leaves_the_defaults() -> None:
         ("mode: auto\nrules:\n  - run: a\n    budget_per_day: 0", 4, "budget_per_day is 0"),
         ("mode: auto\nrules:\n  - runs: a", 3, "did you mean run?"),
         ("mode: auto\ntriggers:\n  - detectors: [surgee]", 3, "did you mean 'surge'?"),
+        ("mode: auto\ntriggers:\n  - detectors: [kl]\n    signals: [nosuch]", 4, "unknown signal 'nosuch'"),
+        ("mode: auto\ntriggers:\n  - {detectors: [memory], signals: [run_memry]}", 3, "did you mean 'run_memory'?"),
+        ("rules:\n  - triggers:\n      - {detectors: [kl], signals: ['x*']}", 3, "this trigger would never fire"),
         ("mode: auto\nmargins: {klx: 1}", 2, "unknown detector 'klx'"),
         ("mode: auto\nrules:\n  - triggers:\n      - detectors: [nan]", 4, "unknown detector 'nan'"),
         ("mode: auto\nladder: [checkpoint, checkpoint]", 2, "names checkpoint twice"),
@@ -125,6 +132,42 @@ def test_check_says_what_it_found_and_ends_with_2_where_that_is_wrong(tmp_path: 
     wrong.write_text("mode: auto\nladder: []")
     assert run("check", str(wrong))[0] == 2
     assert run("check", str(tmp_path / "gone.yml"))[0] == 2
+
+
+SIGNAL = re.compile(r"""\bsignal="([a-z_]+)"|_Gauge\(\s*"([a-z_]+)\"""")
+
+
+def test_every_signal_that_a_detector_names_may_be_in_a_trigger() -> None:
+    """A closed list: a new signal of a live detector has to be added to it."""
+    sources = "".join(path.read_text() for path in Path(registry.__file__).parent.glob("*.py"))
+    named = {one or other for one, other in SIGNAL.findall(sources)}
+    assert {"heartbeat", "gpu_power", "kl"} <= named
+    assert named - {*SIGNALS, *OF_LIVE_DETECTORS} == set()
+    assert set(OF_LIVE_DETECTORS) <= named
+    for signal in (*SIGNALS, *OF_LIVE_DETECTORS, "gpu_*", "*"):
+        parse_policy(f"triggers: [{{detectors: [surge], signals: ['{signal}']}}]", "p.yml")
+    parse_policy("triggers: [{detectors: [stalled_phase], signals: [a_phase_of_their_own]}]", "p.yml")
+
+
+def test_check_warns_of_rules_that_can_never_apply(tmp_path: Path) -> None:
+    policy = tmp_path / "p.yml"
+    policy.write_text("rules: [{run: 'a*', mode: auto}, {name: all, run: '**'}, {run: b}, {project: prod}]")
+    code, out = run("check", str(policy))
+    assert (code, "Warning: all (rules[1]) matches every run, so 2 later rules can never apply" in out) == (0, True)
+    policy.write_text("rules: [{run: 'a*', mode: auto}, {project: '*'}]")
+    assert "Warning" not in run("check", str(policy))[1], "as the last it is the rest of them"
+
+
+@pytest.mark.parametrize("what", ["policy", "configuration"])
+def test_a_pipe_or_a_file_without_an_end_is_refused_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    pipe, huge = tmp_path / "pipe", tmp_path / "huge"
+    os.mkfifo(pipe)
+    huge.write_text("# " + "x" * MOST_BYTES)
+    read = read_policy if what == "policy" else load
+    for path, words in ((pipe, "a pipe or a device"), (Path("/dev/zero"), "a pipe or a device"), (huge, "is larger")):
+        with pytest.raises(ConfigError, match=words):
+            read(path)
+        assert run("check", str(path))[0] == 2
 
 
 def test_check_and_explain_read_a_whole_configuration_too(tmp_path: Path) -> None:
