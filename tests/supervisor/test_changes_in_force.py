@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -152,6 +153,23 @@ def test_the_target_is_held_for_the_time_of_the_command(watched: Scene) -> None:
     assert watched.exporter is not None
     assert watched.exporter.final("c1").state == "succeeded"
     assert not hold.exists()
+
+
+@pytest.mark.parametrize("gate_at", ["stop", "resume"])
+def test_when_the_target_is_deleted_after_it_was_chosen_another_is_chosen(watched: Scene, gate_at: str) -> None:
+    arrived, gate = watched.folder / "arrived", watched.folder / "gate"
+    scripts = gated(watched.folder / "scripts", gate_at, arrived, gate)
+    watched.run(hanging(watched), "--rollback-scripts", str(scripts))
+    watched.output_has(1, "hanging")
+    watched.command("c1", reason="hang")
+    until(arrived.exists, "the script to come to its gate")
+    shutil.rmtree(watched.checkpoints / "global_step_10")
+    gate.touch()
+    assert watched.exporter is not None
+    last = watched.exporter.final("c1")
+    assert (last.state, last.target_step) == ("succeeded", 5)
+    assert "was deleted since it was chosen; another is to be chosen" in watched.said()
+    assert list(watched.checkpoints.glob("*/verl_sentinel_hold.json")) == []
 
 
 def test_a_hold_that_a_killed_supervisor_left_ends_with_its_command(watched: Scene) -> None:

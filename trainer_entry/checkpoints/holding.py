@@ -7,6 +7,7 @@ lies in the checkpoint itself, so that it is seen by whoever looks at the direct
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainer_entry.checkpoints.atomic import read_small, write_json_atomically
 from trainer_entry.checkpoints.files import opened_directory
 from trainer_entry.checkpoints.layout import OURS_PREFIX
 from trainer_entry.checkpoints.problems import CheckpointError
+from trainer_entry.checkpoints.saving import no_deletion
 
 HOLD_NAME = OURS_PREFIX + "hold.json"
 _MAX_BYTES = 64 * 1024
@@ -30,10 +32,31 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
 
 
-def hold(directory: str | os.PathLike[str], holder: str, reason: str = "") -> None:
-    """Hold a checkpoint for ``holder`` (a command's id, say); a hold by another is replaced. Raises OSError."""
+def hold(
+    directory: str | os.PathLike[str],
+    holder: str,
+    reason: str = "",
+    *,
+    state_dir: str | os.PathLike[str] | None = None,
+) -> None:
+    """Hold a checkpoint for ``holder`` (a command's id, say); a hold by another is replaced.
+
+    With the run's state directory it is written under the lock that retention renames under: either retention sees the
+    hold, or the checkpoint is gone by now, and this says so. verl's own retention knows no lock; whether the directory
+    is still the same one is looked at afterwards. Raises OSError; FileNotFoundError where the checkpoint is gone.
+    """
     record = Hold(holder=holder[:200], reason=reason[:1000], time=time.time())
-    write_json_atomically(Path(directory) / HOLD_NAME, record)
+    path = Path(directory)
+    with contextlib.ExitStack() as stack:
+        if state_dir is not None:
+            stack.enter_context(no_deletion(state_dir))
+        before = os.stat(path)
+        write_json_atomically(path / HOLD_NAME, record)
+        after = os.stat(path)
+        if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+            with contextlib.suppress(FileNotFoundError):
+                (path / HOLD_NAME).unlink()
+            raise FileNotFoundError(errno.ENOENT, "it was deleted, and made anew, meanwhile", os.fspath(path))
 
 
 def release(directory: str | os.PathLike[str], holder: str) -> bool:

@@ -7,6 +7,7 @@ directory was ours and was never finished, which is the only kind of half save t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -24,6 +25,9 @@ FOREIGN_SECONDS = 86400.0
 
 WAIT_SECONDS = 0.5
 """How long a save waits for a deletion to be past its one rename: never longer, whatever has become of the other."""
+
+HOLD_SECONDS = 5.0
+"""How long a hold waits for a deletion, which is past its one rename in milliseconds."""
 
 _MAX_BYTES = 64 * 1024
 
@@ -77,6 +81,19 @@ def no_save_begins(state_dir: str | os.PathLike[str]) -> Iterator[Saves]:
         if not locked:
             raise TimeoutError(f"Another process deletes checkpoints of the run in {os.fspath(state_dir)}.")
         yield saves(state_dir)
+
+
+@contextlib.contextmanager
+def no_deletion(state_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """While this is open, retention of ours renames no checkpoint of the run away; the block must be short.
+
+    Raises OSError, and TimeoutError where a deletion does not end.
+    """
+    _folder(state_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _lock(state_dir, HOLD_SECONDS) as locked:
+        if not locked:
+            raise TimeoutError(errno.ETIMEDOUT, "a deletion of checkpoints does not end", os.fspath(state_dir))
+        yield
 
 
 def end_save(state_dir: str | os.PathLike[str], step: int) -> None:

@@ -83,8 +83,11 @@ class Desk:
         conversation.answer(ControlAnswer(detail=detail, final=True, code=code))
 
     def hold(self, record: CommandRecord, path: str) -> CommandRecord:
-        """Keep the checkpoint from being deleted while the command is under way."""
-        if record.held_path == path:
+        """Keep the checkpoint from being deleted while the command is under way.
+
+        Where that fails, the record that is returned holds no path: on a full disk, say, or where it is gone.
+        """
+        if record.held_path == path and (held := holding.held(path)) is not None and held.holder == _holder(record):
             return record
         self._release(record)
         record = replace(record, held_path=path)
@@ -92,9 +95,13 @@ class Desk:
         if self.active is not None and self.active.id == record.id:
             self.active = record
         try:
-            holding.hold(path, _holder(record), record.reason)
-        except OSError as error:  # a full disk, or a checkpoint that is gone: choosing again is then the script's part
+            holding.hold(path, _holder(record), record.reason, state_dir=self._life.state_dir)
+        except OSError as error:
             self.say(f"{path} cannot be held: {error.strerror}")
+            record = replace(record, held_path="")
+            self.book.put(record)
+            if self.active is not None and self.active.id == record.id:
+                self.active = record
         return record
 
     def _release(self, record: CommandRecord) -> None:

@@ -67,6 +67,11 @@ class Lifecycle:
         return self.run.attempt
 
     @property
+    def state_dir(self) -> Path:
+        """Where the run's state lies."""
+        return self._state.path
+
+    @property
     def running(self) -> bool:
         """True while the current attempt's trainer runs, as far as was noticed."""
         return self.attempt is not None and self.ended is None

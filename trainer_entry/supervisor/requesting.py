@@ -115,6 +115,7 @@ class Requests:
         )
         try:
             if step_of(asked.target) is not None and Path(asked.target).is_absolute():
+                # Whether it can be held or not, the trainer is stopped: it trains on what is spoilt.
                 record = desk.hold(record, asked.target)
             # What our own script prints is shown anyway, this answer included.
             record, well = self._acts.stop(record, clean, save=asked.save_first, tell=not asked.instance)
@@ -156,18 +157,17 @@ class Requests:
     def _start(self, conversation: Conversation, record: CommandRecord, target: ResumeTarget) -> None:
         desk, asked, life = self._desk, conversation.request, self._life
         record = desk.hold(replace(record, target_step=target.step, target_path=target.path), target.path)
+        if not record.held_path and not Path(target.path).is_dir():
+            detail = f"{target.path} was deleted since it was chosen; another is to be chosen."
+            self._not_started(conversation, record, detail, exitcodes.NOT_STARTED)  # the script then chooses anew
+            return
         changed = f" with {describe(asked.changes)}" if describe(asked.changes) else ""
         record = desk.progress(record, "starting", f"Starting from step {target.step}{changed}.")
         try:
             self._acts.start(target, asked.reason or record.reason, asked.depth, asked)
         except START_FAULTS as error:
             code = exitcodes.CANNOT_CHANGE if isinstance(error, CannotChange) else exitcodes.NOT_STARTED
-            conversation.answer(ControlAnswer(detail=str(error), final=True, code=code))
-            record = replace(record, attempt=life.number)  # a start that failed counts as an attempt, but not ours
-            if record.by_hand:
-                desk.fail(record, str(error), code)
-            else:
-                desk.progress(record, "stopped", str(error))
+            self._not_started(conversation, record, str(error), code)
             return
         self.expects_resume = False
         record = replace(record, new_attempt=life.number)
@@ -176,6 +176,14 @@ class Requests:
         if record.by_hand:
             desk.progress(record, "succeeded", detail)
         conversation.answer(ControlAnswer(detail=detail, state="started", final=True))
+
+    def _not_started(self, conversation: Conversation, record: CommandRecord, detail: str, code: int) -> None:
+        conversation.answer(ControlAnswer(detail=detail, final=True, code=code))
+        record = replace(record, attempt=self._life.number)  # a start that failed counts as an attempt, but not ours
+        if record.by_hand:
+            self._desk.fail(record, detail, code)
+        else:
+            self._desk.progress(record, "stopped", detail)
 
     def _record(self, asked: ControlRequest, *, by_hand: bool) -> CommandRecord:
         stop = asked.op == "stop" and not asked.for_rollback

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -11,8 +13,8 @@ import msgspec
 import pytest
 
 from tests.checkpoints.tiers.conftest import Save
-from trainer_entry.checkpoints import mark_abandoned
-from trainer_entry.checkpoints.holding import hold, release
+from trainer_entry.checkpoints import holding, mark_abandoned
+from trainer_entry.checkpoints.holding import held, hold, release
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.saving import begin_save, end_save, saves
 from trainer_entry.checkpoints.tiers.copies import copies_of
@@ -98,6 +100,52 @@ def test_held_needed_tracked_and_unfamiliar_ones_stay(save: Save, root: Path, st
     assert release(root / "global_step_10", "command-1")
     prune_own(root, KEEP_TWO, state_dir, ())
     assert there(root) == [5, 30, 50, 60]
+
+
+def test_a_hold_waits_for_a_deletion_and_then_says_that_the_checkpoint_is_gone(
+    save: Save, root: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        save(step)
+    target, told = root / "global_step_10", queue.Queue[type | None]()
+
+    def take_hold() -> None:
+        try:
+            hold(target, "command-1", state_dir=state_dir)
+            told.put(None)
+        except OSError as error:
+            told.put(type(error))
+
+    def looks_held(path: Path) -> None:
+        """Retention has looked and found no hold; just then the supervisor wants one."""
+        if path == target and threading.active_count() == before:
+            holder.start()
+            holder.join(0.3)  # without the lock it would be held by then, and be deleted all the same
+
+    holder, before = threading.Thread(target=take_hold), threading.active_count()
+    monkeypatch.setattr("trainer_entry.checkpoints.tiers.own_directory.held", looks_held)
+    monkeypatch.setattr("trainer_entry.checkpoints.tiers.own_directory._protected", lambda *_: "")
+    prune_own(root, KEEP_TWO, state_dir, ())
+    assert told.get(timeout=20) is FileNotFoundError
+    assert there(root) == [20, 30]
+
+
+def test_a_hold_on_what_is_deleted_and_saved_anew_meanwhile_has_failed(
+    save: Save, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(10)
+    target = root / "global_step_10"
+    write = holding.write_json_atomically
+
+    def replaced(path: Path, record: object) -> None:
+        os.rename(target, root / "gone")
+        save(10)
+        write(path, record)
+
+    monkeypatch.setattr(holding, "write_json_atomically", replaced)
+    with pytest.raises(FileNotFoundError, match="made anew"):
+        hold(target, "command-1")
+    assert held(target) is None
 
 
 def test_a_hold_that_cannot_be_read_holds(save: Save, root: Path, state_dir: Path) -> None:
