@@ -10,15 +10,17 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from exporter.protocol import CheckpointChecked
-from trainer_entry.checkpoint_commands.places import run_id_of, run_of, stopping, store_of
+from trainer_entry.checkpoint_commands.places import left_behind_at_hand, run_id_of, run_of, stopping, store_of
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.progress import age_in_words, shown_progress, size_in_words
 from trainer_entry.checkpoints.tiers.copies import Copy, copies_of, runs_at
 from trainer_entry.checkpoints.tiers.drill import drill
 from trainer_entry.checkpoints.tiers.jobs import Workplace
+from trainer_entry.checkpoints.tiers.left_behind import LeftBehind
 from trainer_entry.checkpoints.tiers.pace import Pace
 from trainer_entry.checkpoints.tiers.restoring import choose_copy, restore
 from trainer_entry.checkpoints.tiers.sealing import identities_of
@@ -33,7 +35,7 @@ def restore_copy(parsed: argparse.Namespace) -> int:
     store = store_of(parsed)
     run_id = run_id_of(parsed)
     if parsed.list:
-        return _listed(store, run_id)
+        return _listed(store, run_id, left_behind_at_hand(parsed))
     if parsed.to is None:
         say("It is not said where to; give an empty folder with --to.")
         return exitcodes.USAGE
@@ -102,17 +104,24 @@ def drill_copy(parsed: argparse.Namespace) -> int:
 
 
 def _copy(parsed: argparse.Namespace, store: Store, run_id: str) -> Copy:
-    copy, refused = choose_copy(store, run_id, name=parsed.name, step=parsed.step, not_after_step=parsed.not_after_step)
+    copy, refused = choose_copy(
+        store,
+        run_id,
+        name=parsed.name,
+        step=parsed.step,
+        not_after_step=parsed.not_after_step,
+        left=left_behind_at_hand(parsed),
+    )
     for one in refused:
         say(f"{one.name} is refused: {one.problem or one.left_behind}")
     return copy
 
 
-def _listed(store: Store, run_id: str) -> int:
+def _listed(store: Store, run_id: str, left: Mapping[str, LeftBehind]) -> int:
     runs = [run_id] if run_id else runs_at(store)
     count = 0
     for run in runs:
-        for copy in copies_of(store, run):
+        for copy in copies_of(store, run, left):
             count += 1
             record = copy.record
             if record is None:
@@ -120,8 +129,8 @@ def _listed(store: Store, run_id: str) -> int:
                 continue
             age = age_in_words(time.time() - record.saved_at)
             size = size_in_words(record.stored_bytes)
-            left = ", left behind by a rollback" if copy.left_behind else ""
-            print(f"{run}\t{copy.step}\t{copy.name}\t{record.tier}\t{size}, {age} old, {record.encoding}{left}")
+            behind = ", left behind by a rollback" if copy.left_behind else ""
+            print(f"{run}\t{copy.step}\t{copy.name}\t{record.tier}\t{size}, {age} old, {record.encoding}{behind}")
     if not count:
         print(f"There are no copies at {store.place}.")
     return exitcodes.OK

@@ -13,6 +13,7 @@ from types import FrameType
 
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.jobs import Workplace
+from trainer_entry.checkpoints.tiers.left_behind import LeftBehind, left_behind
 from trainer_entry.checkpoints.tiers.policy import Place, Policy, PolicyError, TierPolicy
 from trainer_entry.checkpoints.tiers.policy_file import VARIABLE, read_policy
 from trainer_entry.checkpoints.tiers.stores import Store, open_store, place_of
@@ -77,6 +78,22 @@ def store_of(parsed: argparse.Namespace) -> Store:
     if parsed.second_place and len(places) < 2:
         raise PolicyError(f"The tier {tier.tier} has no second place.")
     return open_store(places[1 if parsed.second_place else 0])
+
+
+def left_behind_at_hand(parsed: argparse.Namespace) -> dict[str, LeftBehind]:
+    """What rollbacks went behind, by the copy's name, as far as the run's own directory is on this machine.
+
+    The keeper marks the copies themselves, but may not have come to it; where nothing of the run is left, that is all.
+    """
+    roots = {str(path) for path in (parsed.checkpoint_dir, getattr(parsed, "to", None)) if path is not None}
+    if (state := _state_if_any(parsed)) is not None:
+        with contextlib.suppress(StateError):
+            roots.add(record.checkpoint_dir if (record := state.read_run()) is not None else "")
+        roots.add(note.checkpoint_dir if (note := Workplace(state.path).run_note()) is not None else "")
+    found: dict[str, LeftBehind] = {}
+    for root in sorted(roots - {""}):
+        found.update(left_behind(root))
+    return found
 
 
 def _state_if_any(parsed: argparse.Namespace) -> StateDir | None:

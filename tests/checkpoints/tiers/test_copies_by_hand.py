@@ -15,6 +15,7 @@ from tests.checkpoints.tiers.conftest import Save
 from trainer_entry.checkpoints import verify
 from trainer_entry.checkpoints.tiers.jobs import RunNote, Workplace
 from trainer_entry.cli import main
+from trainer_entry.supervisor.starting import leave_behind
 from trainer_entry.supervisor.state import StateDir
 
 
@@ -93,6 +94,33 @@ def test_a_copy_is_restored_where_nothing_of_the_run_is_left(
     assert "is there already" in capsys.readouterr().err
     assert main(["checkpoints", "restore", "--from", place, "--to", os.fspath(tmp_path / "b"), "--step", "20"]) == 4
     assert "no copy of run a of step 20" in capsys.readouterr().err
+
+
+def test_a_copy_that_a_rollback_went_behind_is_not_restored_before_the_keeper_has_marked_it(
+    save: Save, root: Path, state_dir: Path, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20):
+        save(step)
+        run(state_dir, policy, "backup", "--tier", "milestone", "--step", str(step))
+    leave_behind(os.fspath(root), 10, "the loss is NaN")
+    assert not list((tmp_path / "far").rglob("*left_behind*"))
+    back = ("--to", os.fspath(tmp_path / "back"))
+    capsys.readouterr()
+    assert run(state_dir, policy, "restore", "--tier", "milestone", *back) == 0
+    assert "rolled back behind" in capsys.readouterr().err
+    assert verify(tmp_path / "back" / "global_step_10").ok
+    assert run(state_dir, policy, "restore", "--tier", "milestone", "--list") == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert ["left behind" in line for line in listed] == [True, False]
+    drilled(state_dir, tmp_path)
+    assert run(state_dir, policy, "drill", "--tier", "milestone", "--step", "20") == 4
+    assert "rolled back behind" in capsys.readouterr().err
+    # Into the run's own directory, with nothing else of it on this machine.
+    (root / "global_step_20").rename(tmp_path / "aside")
+    words = ["checkpoints", "restore", "--from", os.fspath(tmp_path / "far"), "--to", os.fspath(root), "--beside"]
+    assert main([*words, "--step", "20"]) == 4
+    (name,) = {line.split("\t")[2] for line in listed if "left behind" in line}
+    assert main([*words, "--name", name]) == 0
 
 
 def test_a_copy_that_does_not_come_back_whole_is_told_to_the_exporter(

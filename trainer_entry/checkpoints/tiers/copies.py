@@ -6,13 +6,14 @@ Called by restore, retention and the command line.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 
 from trainer_entry.checkpoints.problems import CheckpointError
-from trainer_entry.checkpoints.tiers.left_behind import LEFT_NAME, decode_left_behind
+from trainer_entry.checkpoints.tiers.left_behind import LEFT_NAME, LeftBehind, decode_left_behind, in_words
 from trainer_entry.checkpoints.tiers.naming import (
     COPY_NAME,
     MAX_RECORD_BYTES,
@@ -54,16 +55,21 @@ def runs_at(store: Store) -> list[str]:
     return [name for name in store.folders("") if is_run_folder(name)]
 
 
-def copies_of(store: Store, run_id: str) -> list[Copy]:
+def copies_of(store: Store, run_id: str, left: Mapping[str, LeftBehind] | None = None) -> list[Copy]:
     """All copies of a run at the place, the one that was saved last first, and half ones at the end. Raises StoreError.
 
-    By time and not by step: after a rollback the higher steps of the branch that was left are the older ones.
+    By time and not by step: after a rollback the higher steps of the branch that was left are the older ones. ``left``
+    are the run's own notes of what rollbacks went behind, by the copy's name: they say it before the keeper has marked
+    the copy itself.
     """
     found = []
     for name in store.folders(run_id):
         step = step_of_name(name)
         if step is not None:
-            found.append(_look(store, run_id, name, step))
+            copy = _look(store, run_id, name, step)
+            if left and name in left and copy.record is not None and not copy.left_behind:
+                copy = replace(copy, left_behind=in_words(left[name], copy.prefix))
+            found.append(copy)
     return sorted(found, key=lambda copy: (copy.record.saved_at if copy.record else -1.0, copy.step), reverse=True)
 
 
@@ -129,8 +135,7 @@ def _left_behind(store: Store, prefix: str) -> str:
         raise
     except msgspec.DecodeError:
         mark = None  # the mark alone counts
-    target = f"step {mark.rolled_back_to}" if mark is not None else "an older step"
-    return f"The run was rolled back behind {prefix}, to {target}; give its --name to restore it all the same."
+    return in_words(mark, prefix)
 
 
 def _started(store: Store, prefix: str) -> Started | None:

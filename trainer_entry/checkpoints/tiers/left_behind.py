@@ -57,6 +57,12 @@ def left_behind(root: str | os.PathLike[str]) -> dict[str, LeftBehind]:
     return found
 
 
+def in_words(mark: LeftBehind | None, what: str) -> str:
+    """A sentence for a person; the mark counts also where it cannot be read (None)."""
+    target = f"step {mark.rolled_back_to}" if mark is not None else "an older step"
+    return f"The run was rolled back behind {what}, to {target}; give its --name to restore it all the same."
+
+
 def forget_left_behind(root: str | os.PathLike[str], name: str) -> None:
     """The same content was saved again, and is good by that. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from trainer_entry.checkpoints.manifest import MAX_MANIFEST_BYTES, Manifest, fin
 from trainer_entry.checkpoints.marks import point_tracker
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.copies import Copy, copies_of, runs_at
+from trainer_entry.checkpoints.tiers.left_behind import LeftBehind
 from trainer_entry.checkpoints.tiers.linking import inside, remove_tree
 from trainer_entry.checkpoints.tiers.naming import SEALED, CopyRecord, StoredObject
 from trainer_entry.checkpoints.tiers.pace import Pace
@@ -41,17 +42,23 @@ class Restored:
 
 
 def choose_copy(
-    store: Store, run_id: str, *, name: str = "", step: int | None = None, not_after_step: int | None = None
+    store: Store,
+    run_id: str,
+    *,
+    name: str = "",
+    step: int | None = None,
+    not_after_step: int | None = None,
+    left: Mapping[str, LeftBehind] | None = None,
 ) -> tuple[Copy, list[Copy]]:
     """The copy that was saved last and fits, and those that would have fitted but are half, or that a rollback left.
 
-    An empty ``run_id`` is the only run at the place. Raises CheckpointError where there is none, with the reason for
-    each; StoreError.
+    An empty ``run_id`` is the only run at the place. ``left``: see :func:`copies_of`. Raises CheckpointError where
+    there is none, with the reason for each; StoreError.
     """
     run = run_id or _only_run(store)
     fitting = [
         copy
-        for copy in copies_of(store, run)
+        for copy in copies_of(store, run, left)
         if (not name or copy.name == name)
         and (step is None or copy.step == step)
         and (not_after_step is None or copy.step <= not_after_step)
