@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import uuid
@@ -96,6 +97,24 @@ def test_a_place_with_a_password_in_it_is_refused() -> None:
 def test_a_place_of_an_unknown_kind_is_a_sentence() -> None:
     with pytest.raises(StoreError, match="cannot be opened"):
         open_store(Place(url="carrier-pigeon://roof/x"))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp:///x", "ftp:///x does not say its host"),
+        ("s3:///x", "names no bucket"),
+        ("ftp://127.0.0.1:1/x", "cannot be reached: ConnectionRefusedError"),
+    ],
+)
+def test_a_place_that_is_no_place_is_a_sentence_and_no_traceback(
+    url: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StoreError, match=said):
+        open_store(Place(url=url))
+    gc.collect()
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_rate_is_kept_and_a_pause_is_no_credit() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainer_entry.checkpoints.tiers.policy import Place
@@ -31,7 +33,9 @@ def open_store(place: Place) -> Store:
         from trainer_entry.checkpoints.tiers.stores.local import LocalStore
 
         return LocalStore(path)
-    scheme = urlsplit(place.url).scheme
+    scheme, host = urlsplit(place.url)[:2]
+    if scheme in ("s3", "s3a") and not host:
+        raise StoreError(f"{place.url} names no bucket; it belongs after the two slashes, as in s3://bucket/copies.")
     try:
         fsspec = importlib.import_module("fsspec")
     except ImportError as error:
@@ -43,7 +47,10 @@ def open_store(place: Place) -> Store:
             return S3Store(place)
         from trainer_entry.checkpoints.tiers.stores.other import OtherStore
 
-        return OtherStore(place, fsspec.filesystem(scheme, **place.options))
+        kind = fsspec.get_filesystem_class(scheme)
+        options = {**kind._get_kwargs_from_urls(place.url), **place.options}
+        _refuse_incomplete(place, kind, options)
+        return OtherStore(place, fsspec.filesystem(scheme, **options))
     except ImportError as error:
         raise StoreError(
             f"{place.url} needs a package that is missing ({error}); install verl-sentinel[backup], "
@@ -51,6 +58,25 @@ def open_store(place: Place) -> Store:
         ) from error
     except (TypeError, ValueError) as error:
         raise StoreError(f"{place.url} cannot be opened with the options given: {str(error)[:300]}.") from error
+    except StoreError:
+        raise
+    except Exception as error:  # some connect at once, and raise what their library has
+        said = " ".join(str(error).split())[:300]
+        raise StoreError(f"{place.url} cannot be reached: {type(error).__name__}: {said}.", "unreachable") from error
+
+
+def _refuse_incomplete(place: Place, kind: Any, options: dict[str, Any]) -> None:
+    """Before it is made: a file system of fsspec that was half made prints a traceback when it is thrown away."""
+    wanted = [
+        one.name
+        for one in list(inspect.signature(kind.__init__).parameters.values())[1:]
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    if missing := [name for name in wanted if not options.get(name)]:
+        raise StoreError(
+            f"{place.url} does not say its {' and '.join(missing)}; it belongs after the two slashes, or into the "
+            "options of the place in the policy."
+        )
 
 
 def place_of(text: str) -> Place:
