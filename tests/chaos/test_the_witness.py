@@ -129,6 +129,10 @@ def test_two_trainers_at_once_are_seen(scene: Scene) -> None:
     try:
         for attempt, process in enumerate(both, start=1):
             scene.start(attempt, 0, pid=process.pid)
+        # A process that has just begun has no command line in /proc yet, though Popen has returned.
+        deadline = time.monotonic() + 30
+        while len(scene.witness.trainers()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         scene.witness._look()
     finally:
         for process in both:
