@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "exporter"))
 
 from console_fleet import Fleet, every_kind
-from console_visitor import TOKEN
+from console_visitor import guarded_configuration
 from exporter_process import ExporterProcess, running
 
 
@@ -28,15 +28,3 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExporterProces
     with running(folder, "--config", str(guarded_configuration(folder))) as exporter:
         Fleet(exporter.url, "push-token-of-the-test").start("a/b")
         yield exporter
-
-
-def guarded_configuration(folder: Path, more: str = "") -> Path:
-    """A configuration with tokens for every scope; the operators' are in the file ``operate``."""
-    (folder / "operate").write_text(f"{TOKEN}\n")
-    (folder / "operate").chmod(0o600)
-    file = folder / "exporter.yml"
-    file.write_text(
-        f"tokens:\n  operate: [{{file: {folder / 'operate'}}}]\n  push: [{{value: push-token-of-the-test}}]\n"
-        f"  alert: [{{value: alert-token-of-the-test}}]\n{more}"
-    )
-    return file

@@ -80,3 +80,15 @@ class Visitor:
         form = self.get("/console/login")
         fields = {"csrf": form.form_token, "who": who, "token": token, "next": after}
         return self.post("/console/login", fields)
+
+
+def guarded_configuration(folder: Path, more: str = "") -> Path:
+    """A configuration with tokens for every scope; the operators' are in the file ``operate``."""
+    (folder / "operate").write_text(f"{TOKEN}\n")
+    (folder / "operate").chmod(0o600)
+    file = folder / "exporter.yml"
+    file.write_text(
+        f"tokens:\n  operate: [{{file: {folder / 'operate'}}}]\n  push: [{{value: push-token-of-the-test}}]\n"
+        f"  alert: [{{value: alert-token-of-the-test}}]\n{more}"
+    )
+    return file

@@ -8,9 +8,8 @@ from http.cookies import SimpleCookie
 from pathlib import Path
 
 import pytest
-from conftest import guarded_configuration
 from console_fleet import Fleet
-from console_visitor import TOKEN, Visitor
+from console_visitor import TOKEN, Visitor, guarded_configuration
 from exporter_process import ExporterProcess, running, wait_for
 
 from exporter.console.sessions import IDLE_SECONDS, MOST_SESSIONS, Sessions
