@@ -8,6 +8,7 @@ import urllib.parse
 from dataclasses import dataclass, field
 from html import unescape
 from http.cookies import SimpleCookie
+from pathlib import Path
 
 TOKEN = "operate-token-of-the-test"
 
