@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from demo.client import ExporterApi
 from demo.course import STOP_SECONDS
 from demo.faults.plan import EACH
 from demo.processes import Child, StartError
+from demo.run import Interrupts
 from demo.scenarios import Scenario
 from demo.stack import Stack
 from demo.toy import make
@@ -119,14 +120,17 @@ def _run(wanted: int, folder: Path) -> dict[str, Any]:
     }
     supervisor = supervised(scenario, make(folder / "toy"), stack, folder, RUN_ID, 0, more=more)
     watched = Watched()
-    try:
-        stack.start()
-        stack.wait_until_watching()
-        supervisor.start()
-        problem = watched.follow(ExporterApi(stack.exporter_url, stack.token("operate")), supervisor, wanted)
-    finally:
-        supervisor.stop(seconds=STOP_SECONDS, first=signal.SIGINT)
-        stack.stop()
+    # A Ctrl-C ends what was started, in order, and is then a result of its own.
+    with Interrupts() as interrupts:
+        try:
+            stack.start()
+            stack.wait_until_watching()
+            supervisor.start()
+            api = ExporterApi(stack.exporter_url, stack.token("operate"))
+            problem = watched.follow(api, supervisor, wanted, lambda: interrupts.happened)
+        finally:
+            supervisor.stop(seconds=STOP_SECONDS, first=signal.SIGINT)
+            stack.stop()
     return result_of(watched.measured(), wanted, watched.first_start, problem)
 
 
@@ -145,7 +149,7 @@ class Watched:
         """Seconds from the start of attempt 1 to the first step that it logged."""
         return self.first_steps[1] - self.starts[1] if {1} <= self.first_steps.keys() & self.starts.keys() else None
 
-    def follow(self, api: ExporterApi, supervisor: Child, wanted: int) -> str:
+    def follow(self, api: ExporterApi, supervisor: Child, wanted: int, interrupted: Callable[[], bool]) -> str:
         """Poll until so many recoveries have ended; returns a sentence where that does not come about."""
         ended, moved = 0, time.monotonic()
         while ended < wanted:
@@ -156,6 +160,8 @@ class Watched:
             bad = next((one for one in self._ended() if one["stage"] != "succeeded"), None)
             if bad is not None:
                 return f"Recovery {bad['id']} did not succeed ({bad['stage']}): {bad['outcome']}"
+            if interrupted():
+                return "It was interrupted."
             if not supervisor.running():
                 return f"The supervisor ended with code {supervisor.exit_code()}:\n{supervisor.last_output()}"
             if time.monotonic() - moved > GIVE_UP_SECONDS:
