@@ -16,6 +16,7 @@ from push_receiver import Receiver, until
 
 from exporter.protocol import CheckpointSaved, RunFinished
 from trainer_entry.checkpoints import MANIFEST_NAME, Manifest, newest_verified, verify
+from trainer_entry.checkpoints import hashing as hashing_module
 from trainer_entry.checkpoints.saved import SAVED_NAME
 from trainer_entry.configuration import config_hash
 from trainer_entry.plugin.hooks.base import V1
@@ -69,6 +70,30 @@ def test_metrics_that_ppo_logs_after_the_save_are_waited_for(runtime: Runtime, t
     runtime.logged(5, {"actor/loss": np.float32(0.5), "critic/kl": float("nan"), "note": "text", "odd": [1]})
     manifest = manifest_of(save)
     assert (manifest.metrics, manifest.metrics_step) == ({"actor/loss": 0.5, "critic/kl": "NaN"}, 5)
+
+
+def test_a_step_keeps_its_metrics_however_many_steps_are_trained_while_it_is_hashed(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashing, hashed = threading.Event(), threading.Event()
+    hash_it = hashing_module.hash_elsewhere
+
+    def slowly(*words: Any) -> Any:
+        hashing.set()
+        assert hashed.wait(60)
+        return hash_it(*words)
+
+    monkeypatch.setattr(hashing_module, "hash_elsewhere", slowly)
+    thread = ManifestThread(runtime, metrics_seconds=LONG)
+    save = saved_by_verl(tmp_path, 5)
+    thread.saved(save, 1.0)
+    assert hashing.wait(60)
+    for step in range(5, 105):
+        runtime.logged(step, {"actor/loss": float(step)})
+    hashed.set()
+    manifest = manifest_of(save)
+    assert (manifest.metrics, manifest.metrics_step) == ({"actor/loss": 5.0}, 5)
+    until(lambda: not runtime._kept, "the kept metrics to be let go")
 
 
 def test_metrics_that_do_not_come_in_time_are_those_of_the_step_before_which_is_named(

@@ -83,6 +83,7 @@ class ManifestThread:
             )
             self._report(save, seconds, reason=reason)
             return
+        self._runtime.keep_metrics(save.step)
         with self._lock:
             self._waiting.append((save, seconds))
             if self._thread is None:
@@ -127,6 +128,7 @@ class ManifestThread:
             self._report(save, seconds, manifest_seconds=time.monotonic() - began, reason=str(error)[:500])
             return
         finally:
+            self._runtime.let_metrics_go(save.step)
             state_dir = self._runtime.settings.state_dir
             if state_dir is not None:
                 with contextlib.suppress(OSError):

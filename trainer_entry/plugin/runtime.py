@@ -47,6 +47,7 @@ class Runtime:
         self.config: dict[str, Scalar] = {}
         """The resolved configuration, flat and without secrets, once the trainer has opened its tracking."""
         self._logged: deque[tuple[int, Any]] = deque(maxlen=_LOGGED_PARTS)
+        self._kept: dict[int, list[tuple[int, Any]]] = {}
         self.finished = False
         self.exit_code: int | None = None
         """How the run ended, once it has: what the end of fit, or of verl's tracking, said."""
@@ -136,13 +137,27 @@ class Runtime:
         """verl logged metrics of a step; on the training loop's own path, so nothing is done with them yet."""
         self.last_step = step
         self._logged.append((step, data))
+        for wanted, parts in tuple(self._kept.items()):
+            if step <= wanted:
+                parts.append((step, data))
+
+    def keep_metrics(self, step: int) -> None:
+        """A checkpoint of the step was saved: keep its metrics until :meth:`let_metrics_go`, however many steps are
+        logged while it is hashed. Called on the training loop's thread, as :meth:`logged` is.
+        """
+        self._kept[step] = [(at, data) for at, data in self._logged if at <= step]
+
+    def let_metrics_go(self, step: int) -> None:
+        """The manifest of the step is written, or never will be."""
+        self._kept.pop(step, None)
 
     def metrics_of(self, step: int) -> tuple[dict[str, Number], int | None]:
         """The metrics logged for a step, or for the newest step before it that is still known, and which step it is.
 
         Non-finite values are spelled as in JSON; what is no number is left out.
         """
-        parts = [(at, data) for at, data in tuple(self._logged) if at <= step and isinstance(data, Mapping)]
+        known = tuple(self._kept.get(step) or self._logged)
+        parts = [(at, data) for at, data in known if at <= step and isinstance(data, Mapping)]
         if not parts:
             return {}, None
         newest = max(at for at, _ in parts)
