@@ -1,17 +1,25 @@
-"""What hashing, copying and uploading checkpoints beside training costs a training step.
+"""What hashing, copying and uploading checkpoints beside training costs it, in steps per second.
 
 ``python -m bench.checkpoint_overhead [--gigabytes G] [--pairs N] [--json]`` trains a small network with torch in a
-process of its own. Beside it the very processes that work beside verl go over a checkpoint of G GB (default 1): the one
-that hashes it, and the keeper, which links a snapshot, uploads a milestone to an S3 server in parts and writes a second
-copy to another folder, again and again. All of them are stopped (SIGSTOP) in every second window. The time of a step
-with them is compared with that in the window next to it, so that whatever else the machine does meets both.
+process of its own, in which the plugin's own threads work as beside verl: for a checkpoint of G GB (default 1) the
+manifest thread has it hashed, offers it to the tiers, and starts the real keeper, which links a snapshot, uploads a
+milestone to an S3 server in parts, and writes and reads back a second copy.
+
+A window *with* the work is one whole round: from the moment at which verl would return from the save until the manifest
+is there, the copies are made and verified, and all processes are gone. Each is paired with a window *without*, as
+long, in which nothing of ours exists but two threads that wait. The order within a pair is drawn. Before every window
+what is to be written goes to the disk (``os.sync``), so that no window pays for another. What counts is the
+throughput: steps in the window by the time it took, and a step across its border by the part that lies in it, so that
+no stall is left out.
 
 Two loops: ``all_cores``, whose steps keep every core busy, so that idle priority decides; and ``one_core``, which
 leaves the others to the background work, as a trainer whose GPU does the work does, so that memory and disk decide.
 The S3 server, which in truth is another machine, runs here at idle priority too.
 
-``ratio`` is the median over all pairs of windows, with a 95 % interval by bootstrap; ``noise`` is the same of windows
-without background work against each other. Exit code 1 where a ratio is above 1.02.
+``ratio`` is the throughput without by that with the work, over all windows, with a 95 % interval by bootstrap over the
+pairs; ``noise`` is the same of windows without it against each other. ``target_met`` is judged by the upper end of the
+interval, ``ratio_within_target`` by the ratio. Exit code 1 where a target is missed, and where nothing was proven: no
+round was completed, or the checkpoint is smaller than 1 GB.
 """
 
 from __future__ import annotations
@@ -23,48 +31,66 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-TARGET = 1.02
-WINDOW_SECONDS = 2.0
-"""At least; longer where steps take long."""
-SETTLE_SECONDS = 0.3
-"""At the start of a window, not counted: processes that were stopped go on, or have just stopped."""
+import msgspec
 
+from bench.throughput import TARGET, Window, figures
+from trainer_entry.checkpoints.priority import end_with_parent
+
+PROOF_BYTES = 10**9
+"""A smaller checkpoint shows that the benchmark works, and nothing else."""
+SETTLE_SECONDS = 1.0
+"""After a sync, before a window."""
+SHORTEST_SECONDS = 3.0
+"""Of a window without the work, whatever its round took."""
+KEEPER_SECONDS = 11.0
+"""The plugin starts no two keepers within 10 s; a round that waits for that would look cheaper than it is."""
+ROUND_SECONDS = 1800.0
 WARM_UP_SECONDS = 5.0
+BEFORE_SECONDS = 10.0
 LOOPS = ("all_cores", "one_core")
+COPIES = 3
+"""Of each round: a snapshot, and a milestone at two places."""
 
-Window = tuple[float, float, bool]
-"""From, to (monotonic seconds), and whether the background work ran."""
+
+S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "bench",
+    "AWS_SECRET_ACCESS_KEY": "bench",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code is its result."""
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint_overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0, metavar="G", help="size of the checkpoint")
-    parser.add_argument("--pairs", type=int, default=40, metavar="N", help="pairs of windows for each loop")
+    parser.add_argument("--pairs", type=int, default=10, metavar="N", help="rounds of each loop, and windows without")
     parser.add_argument("--dir", type=Path, help="where there is room for four times the checkpoint")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--subject", choices=["train", "background", "s3"], help=argparse.SUPPRESS)
+    parser.add_argument("--subject", choices=["train", "s3"], help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.subject:
+        end_with_parent(options.parent)
     if options.subject == "train":
-        return _train(options.threads)
-    if options.subject == "background":
-        return _background(options.folder)
+        return _train(options.threads, options.folder)
     if options.subject == "s3":
         return _serve_s3(options.folder)
     if options.pairs < 4 or not 0.001 <= options.gigabytes <= 1000:
         parser.error("--pairs is at least 4, --gigabytes from 0.001 to 1000")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a benchmark that is told to end takes its folder along
     with tempfile.TemporaryDirectory(prefix="checkpoint-overhead-", dir=options.dir) as folder:
         result = run(Path(folder), int(options.gigabytes * 1e9), options.pairs)
     print(json.dumps(result, indent=2) if options.json else _table(result))
@@ -73,12 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(folder: Path, size: int, pairs: int) -> dict[str, Any]:
     """Measure both loops, one after the other."""
+    os.environ.update(S3_ENVIRONMENT)
     _make_checkpoint(folder, size)
-    loops = {}
+    loops: dict[str, dict[str, Any]] = {}
     for name in LOOPS:
         threads = (os.cpu_count() or 1) if name == "all_cores" else 1
-        windows, steps, done = _measure(folder, threads, pairs)
-        loops[name] = {"threads": threads, **_figures(windows, steps), **done}
+        before, windows, starts, done = _measure(folder, threads, pairs)
+        loops[name] = {"threads": threads, **figures(before, windows, starts), **done}
+        loops[name]["target_met"] = loops[name]["target_met"] and done["copied_bytes"] >= COPIES * PROOF_BYTES
     return {
         "checkpoint_bytes": size,
         "cores": os.cpu_count(),
@@ -88,100 +116,139 @@ def run(folder: Path, size: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def _measure(folder: Path, threads: int, pairs: int) -> tuple[list[Window], list[tuple[float, float]], dict[str, Any]]:
-    """Windows, the steps as (start, seconds), and what the background work did meanwhile."""
+def _measure(folder: Path, threads: int, pairs: int) -> tuple[Window, list[Window], list[float], dict[str, Any]]:
+    """A window before any work, those of the pairs, when each step began, and what the background work did."""
     steps_file = folder / "steps"
-    with _child("train", folder, steps_file, threads) as trainer, _child("background", folder, None) as background:
+    shutil.rmtree(folder / "state", ignore_errors=True)
+    (folder / "policy.yml").unlink(missing_ok=True)
+    with _child("s3", folder, None), _child("train", folder, steps_file, threads) as trainer:
         _wait_for_steps(steps_file, trainer)
         time.sleep(WARM_UP_SECONDS)
-        window = _window_for(_steps(steps_file))
-        cycles, spent = _cycles(folder), _cpu_seconds(background.pid)
+        _settle()
+        before = _without(BEFORE_SECONDS)
         windows: list[Window] = []
         shuffled = random.Random(0)
-        for _ in range(pairs):
-            first = shuffled.random() < 0.5
-            for on in (first, not first):
-                os.killpg(background.pid, signal.SIGCONT if on else signal.SIGSTOP)
-                began = time.monotonic()
-                time.sleep(window)
-                windows.append((began + SETTLE_SECONDS, time.monotonic(), on))
-            if trainer.poll() is not None or background.poll() is not None:
-                raise SystemExit("The training loop or the background work ended by itself; see its words above.")
-        os.killpg(background.pid, signal.SIGCONT)
+        copied, spent = 0, _cpu_of_children(trainer.pid)
+        for number in range(1, pairs + 1):
+            off_first = number > 1 and shuffled.random() < 0.5
+            if off_first:
+                _settle()
+                windows.append(_without(windows[-1].ended - windows[-1].began))
+            directory = _prepared(folder, number)
+            _settle()
+            time.sleep(KEEPER_SECONDS)
+            window, size = _round(folder, trainer, directory, number)
+            windows.append(window)
+            copied += size
+            _cleared(folder)
+            if not off_first:
+                _settle()
+                windows.append(_without(window.ended - window.began))
+        seconds = sum(one.ended - one.began for one in windows if one.busy)
         done = {
-            "window_seconds": round(window, 1),
-            "background_cpu_seconds": round(_cpu_seconds(background.pid) - spent, 1),
-            "background_seconds": round(pairs * window, 1),
-            "background_rounds": _cycles(folder) - cycles,
+            "background_rounds": pairs,
+            "background_seconds": round(seconds, 1),
+            "background_cpu_seconds": round(_cpu_of_children(trainer.pid) - spent, 1),
+            "copied_bytes": copied // pairs,
         }
-    return windows, _steps(steps_file), done
+        last = windows[-1].ended
+        _until(lambda: (starts := _starts(steps_file)) and starts[-1] > last, trainer, 300.0)
+        return before, windows, _starts(steps_file), done
 
 
-def _steps(path: Path) -> list[tuple[float, float]]:
-    """When each step began, and its seconds; a last line that is not written to its end is left out."""
-    found = [line.split() for line in path.read_text().split("\n")[:-1]]
-    return [(float(began), float(seconds)) for began, seconds in found]
+def _without(seconds: float) -> Window:
+    began = time.monotonic()
+    time.sleep(max(SHORTEST_SECONDS, seconds))
+    return Window(began, time.monotonic(), False)
 
 
-def _window_for(steps: list[tuple[float, float]]) -> float:
-    """Long enough for a median over some steps, also on a machine that others use too."""
-    return max(WINDOW_SECONDS, 15 * statistics.median(seconds for _, seconds in steps[-20:]))
+def _settle() -> None:
+    os.sync()
+    time.sleep(SETTLE_SECONDS)
+
+
+def _prepared(folder: Path, number: int) -> Path:
+    """The checkpoint of the next round: other content in each file, so that nothing of it is known or there already."""
+    (before,) = (folder / "checkpoints").glob("global_step_*")
+    directory = before.rename(before.with_name(f"global_step_{number}"))
+    for path in directory.glob("verl_sentinel_*"):
+        path.unlink()
+    for path in directory.rglob("*.*"):
+        with open(path, "r+b") as file:
+            file.write(os.urandom(64))
+    return directory
+
+
+def _round(folder: Path, trainer: subprocess.Popen[bytes], directory: Path, number: int) -> tuple[Window, int]:
+    """Let the plugin go over the checkpoint; returns the window, and the bytes that were copied and verified."""
+    from exporter.protocol import CheckpointCopied
+    from trainer_entry.checkpoints.tiers.jobs import Workplace
+
+    workplace = Workplace(folder / "state")
+    began = time.monotonic()
+    assert trainer.stdin is not None
+    trainer.stdin.write(f"{number} {directory}\n".encode())
+    trainer.stdin.flush()
+    copies: list[CheckpointCopied] = []
+
+    def over() -> bool:
+        with workplace.reports() as reports:
+            copies.extend(one for one in reports if isinstance(one, CheckpointCopied))
+        return sum(one.ok for one in copies) >= COPIES and workplace.idle and not _children(trainer.pid)
+
+    try:
+        _until(over, trainer, ROUND_SECONDS)
+    except SystemExit as error:
+        why = " ".join(sorted({one.reason for one in copies if not one.ok}))
+        raise SystemExit(f"{error} {why}".strip()) from None
+    return Window(began, time.monotonic(), True), sum(one.bytes for one in copies if one.ok)
+
+
+def _cleared(folder: Path) -> None:
+    from trainer_entry.checkpoints.tiers.policy_file import read_policy
+    from trainer_entry.checkpoints.tiers.stores import open_store
+
+    for tier in read_policy(folder / "policy.yml").tiers:
+        for place in tier.places:
+            open_store(place).remove("bench")
+
+
+def _until(done: Callable[[], object], trainer: subprocess.Popen[bytes], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        if trainer.poll() is not None:
+            raise SystemExit("Nothing was measured: the training loop ended by itself; see its words above.")
+        if time.monotonic() > until:
+            raise SystemExit(f"Nothing was measured: no round was completed within {seconds:.0f} s.")
+        time.sleep(0.1)
+
+
+def _starts(path: Path) -> list[float]:
+    """When each step began; a last line that is not written to its end is left out."""
+    return [float(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def _wait_for_steps(steps: Path, trainer: subprocess.Popen[bytes]) -> None:
     """Until the loop really runs: importing torch takes its time."""
-    until = time.monotonic() + 300
-    while steps.read_bytes().count(b"\n") < 20:
-        if trainer.poll() is not None or time.monotonic() > until:
-            raise SystemExit("The training loop did not start; see its words above.")
-        time.sleep(0.2)
-
-
-def _figures(windows: list[Window], steps: list[tuple[float, float]]) -> dict[str, Any]:
-    medians: list[tuple[bool, float]] = []
-    for began, ended, on in windows:
-        inside = [seconds for start, seconds in steps if began <= start and start + seconds <= ended]
-        medians.append((on, statistics.median(inside) if inside else float("nan")))
-    ratios = []
-    for one, other in zip(medians[::2], medians[1::2], strict=True):
-        busy, free = (one, other) if one[0] else (other, one)
-        if busy[1] > 0 and free[1] > 0:
-            ratios.append(busy[1] / free[1])
-    free_only = [seconds for on, seconds in medians if not on and seconds > 0]
-    apart = [one / other for one, other in zip(free_only[::2], free_only[1::2], strict=False)]
-    low, high = _interval(ratios)
-    noise_low, noise_high = _interval(apart)
-    ratio = statistics.median(ratios)
-    return {
-        "step_ms": round(1000 * statistics.median(free_only), 2),
-        "step_ms_with_background": round(1000 * statistics.median([s for on, s in medians if on and s > 0]), 2),
-        "ratio": round(ratio, 4),
-        "ratio_interval": [round(low, 4), round(high, 4)],
-        "noise": round(statistics.median(apart), 4),
-        "noise_interval": [round(noise_low, 4), round(noise_high, 4)],
-        "pairs": len(ratios),
-        "target_met": ratio <= TARGET,
-    }
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    """A 95 % interval of the median, by bootstrap."""
-    chosen = random.Random(1)
-    medians = sorted(statistics.median(chosen.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[1949]
+    _until(lambda: steps.read_bytes().count(b"\n") >= 20, trainer, 300.0)
 
 
 def _table(result: dict[str, Any]) -> str:
     size = result["checkpoint_bytes"] / 1e9
     lines = [f"checkpoint {size:.2f} GB, {result['cores']} cores, load {result['load_average'][0]}"]
+    if result["checkpoint_bytes"] < PROOF_BYTES:
+        lines.append("It is smaller than 1 GB, so this proves nothing.")
     for name, loop in result["loops"].items():
         low, high = loop["ratio_interval"]
         lines.append(
-            f"{name}: step {loop['step_ms']} ms, with background work {loop['step_ms_with_background']} ms, ratio "
-            f"{loop['ratio']} ({low} to {high}), target {result['target_ratio']} "
-            f"{'met' if loop['target_met'] else 'MISSED'}; windows without it differ by {loop['noise']} "
-            f"({loop['noise_interval'][0]} to {loop['noise_interval'][1]}); it went {loop['background_rounds']} "
-            f"times over the checkpoint, with {loop['background_cpu_seconds']} s of CPU"
+            f"{name}: {loop['steps_per_second']} steps a second without the work, "
+            f"{loop['steps_per_second_with_background']} with it, {loop['steps_per_second_before']} before any; ratio "
+            f"{loop['ratio']} ({'within' if loop['ratio_within_target'] else 'above'} {result['target_ratio']}), "
+            f"interval {low} to {high} (target {'met' if loop['target_met'] else 'MISSED'}); longest step "
+            f"{loop['longest_step_ms']} ms without, {loop['longest_step_ms_with_background']} ms with; windows without "
+            f"differ by {loop['noise']} ({loop['noise_interval'][0]} to {loop['noise_interval'][1]}); "
+            f"{loop['background_rounds']} whole rounds in {loop['background_seconds']} s, with "
+            f"{loop['background_cpu_seconds']} s of CPU"
         )
     return "\n".join(lines)
 
@@ -190,11 +257,12 @@ def _table(result: dict[str, Any]) -> str:
 def _child(subject: str, folder: Path, output: Path | None, threads: int = 1) -> Iterator[subprocess.Popen[bytes]]:
     """A process of this module in a group of its own; ended, with all that it started, on leaving."""
     words = [sys.executable, "-m", "bench.checkpoint_overhead", "--subject", subject, "--folder", os.fspath(folder)]
-    words += ["--threads", str(threads)]
+    words += ["--threads", str(threads), "--parent", str(os.getpid())]
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open(output, "wb")) if output else sys.stderr
-        environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(words, stdout=out, env=environ, start_new_session=True)
+        environ = {**os.environ, **S3_ENVIRONMENT, "VERL_SENTINEL_CHECKPOINTS": os.fspath(folder / "policy.yml")}
+        environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, env=environ, start_new_session=True)
         try:
             yield process
         finally:
@@ -203,9 +271,11 @@ def _child(subject: str, folder: Path, output: Path | None, threads: int = 1) ->
             process.wait()
 
 
-def _train(threads: int) -> int:
-    """The training loop: prints when each step began, in monotonic seconds, and how long it took."""
+def _train(threads: int, folder: Path) -> int:
+    """The training loop: prints when each step began, in monotonic seconds. The plugin's threads are in its process."""
     import torch
+
+    _with_plugin(folder)
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -219,122 +289,98 @@ def _train(threads: int) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data, target = torch.randn(64 * threads, 1024), torch.randint(0, 64, (64 * threads,))
     while True:
-        began = time.monotonic()
+        print(time.monotonic(), flush=True)
         loss = torch.nn.functional.cross_entropy(model(data), target)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        print(began, time.monotonic() - began, flush=True)
+
+
+def _with_plugin(folder: Path) -> None:
+    """What the plugin's checkpoint hook has, told by a line on standard input of what verl has saved."""
+    from trainer_entry.checkpoints.tiers.jobs import Workplace
+    from trainer_entry.plugin.manifests import ManifestThread, Save
+    from trainer_entry.plugin.runtime import Runtime
+    from trainer_entry.plugin.tiers import TierThread
+    from trainer_entry.settings import Settings
+
+    while not (folder / "policy.yml").exists():
+        time.sleep(0.05)
+    settings = Settings(url="http://127.0.0.1:9", run_id="bench", state_dir=folder / "state")
+    runtime = Runtime(settings, "")
+    manifests, tiers = ManifestThread(runtime), TierThread(runtime)
+
+    def on_another_disk(directory: str, manifest: object) -> None:
+        """The second place of the milestone: written and read back there, not linked."""
+        workplace = Workplace(folder / "state")
+        for job in workplace.jobs():
+            if job.place == 1:
+                workplace.put(msgspec.structs.replace(job, staged=""))
+
+    manifests.after += [tiers.saved, on_another_disk]
+
+    def listen() -> None:
+        for line in sys.stdin:
+            step, _, directory = line.strip().partition(" ")
+            runtime.logged(int(step), {"actor/kl_loss": 0.1})
+            manifests.saved(Save(directory, int(step), False), 0.0)
+
+    threading.Thread(target=listen, daemon=True).start()
 
 
 def _make_checkpoint(folder: Path, size: int) -> None:
-    from trainer_entry.checkpoints import write_manifest
-
-    directory = folder / "checkpoints" / "global_step_1"
+    directory = folder / "checkpoints" / "global_step_0"
     (directory / "actor").mkdir(parents=True)
     for kind in ("model", "optim"):
         with open(directory / "actor" / f"{kind}_world_size_1_rank_0.pt", "wb") as file:
             for begin in range(0, size // 2, 1 << 24):
                 file.write(os.urandom(min(1 << 24, size // 2 - begin)))
     (directory / "data.pt").write_bytes(os.urandom(1000))
-    write_manifest(directory, 1)
-
-
-def _background(folder: Path) -> int:
-    """Hash, snapshot, upload and copy the checkpoint until killed, by the processes that do it beside training."""
-    import msgspec
-
-    from trainer_entry.checkpoints import keeper
-    from trainer_entry.checkpoints.priority import idle_priority
-    from trainer_entry.checkpoints.tiers.jobs import RunNote, Workplace
-    from trainer_entry.checkpoints.tiers.offering import offer_to
-    from trainer_entry.checkpoints.tiers.policy_file import read_policy
-    from trainer_entry.checkpoints.tiers.stores import open_store
-    from trainer_entry.checkpoints.tiers.working import manifest_for
-
-    idle_priority()  # of this process, which only starts the others, and of the S3 server that it starts
-    directory, state_dir = folder / "checkpoints" / "global_step_1", folder / "state"
-    os.environ.update(AWS_ACCESS_KEY_ID="bench", AWS_SECRET_ACCESS_KEY="bench", AWS_DEFAULT_REGION="us-east-1")
-    url_file = folder / "s3-url"
-    url_file.unlink(missing_ok=True)
-    subprocess.Popen(
-        [sys.executable, "-m", "bench.checkpoint_overhead", "--subject", "s3", "--folder", os.fspath(folder)]
-    )
-    while not url_file.exists():
-        time.sleep(0.05)
-    policy_file = folder / "policy.yml"
-    policy_file.write_text(
-        f"snapshot: {{place: {folder}/snapshots}}\n"
-        f"milestone:\n  place: {{url: 's3://bench/copies', options: {{endpoint_url: '{url_file.read_text()}'}}}}\n"
-        f"  second_place: {folder}/second\n"
-    )
-    policy = read_policy(policy_file)
-    manifest = manifest_for(os.fspath(directory))
-    workplace = Workplace(state_dir)
-    workplace.note_run(
-        RunNote(run_id="bench", checkpoint_dir=os.fspath(directory.parent), policy=os.fspath(policy_file))
-    )
-    while True:
-        for tier in policy.tiers:
-            for job in offer_to(workplace, tier, os.fspath(directory), manifest, "the benchmark"):
-                if job.place == 1:  # a second disk, say: written and read back, not linked
-                    workplace.put(msgspec.structs.replace(job, staged=""))
-        hashing = [
-            sys.executable,
-            "-m",
-            "trainer_entry.checkpoints.hashing",
-            os.fspath(directory),
-            "1",
-            str(os.getpid()),
-        ]
-        subprocess.run(hashing, stdout=subprocess.DEVNULL, check=True)
-        for _ in range(5):  # the store beside us may be too slow to answer in time: then once more, as in a run
-            keeper.start(os.fspath(state_dir), "bench", os.fspath(policy_file)).wait()
-            for job in workplace.jobs():
-                workplace.put(msgspec.structs.replace(job, not_before=0.0))
-            if not workplace.jobs():
-                break
-        else:
-            raise SystemExit(f"The copies fail: {workplace.jobs()[0].last_error}")
-        with workplace.reports():
-            pass  # there is nobody to tell
-        for tier in policy.tiers:
-            for place in tier.places:
-                open_store(place).remove("bench")
-        with open(folder / "rounds", "ab") as rounds:
-            rounds.write(b".")
 
 
 def _serve_s3(folder: Path) -> int:
+    from trainer_entry.checkpoints.priority import idle_priority
+
+    idle_priority()
     boto3 = importlib.import_module("boto3")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would tell of each request
     server = importlib.import_module("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bench")
-    (folder / "s3-url.tmp").write_text(f"http://{host}:{port}")
-    os.replace(folder / "s3-url.tmp", folder / "s3-url")
+    policy, ready = folder / "policy.yml.tmp", folder / "policy.yml"
+    policy.write_text(
+        f"snapshot: {{place: {folder}/snapshots, every_steps: 1}}\n"
+        "milestone:\n"
+        "  kl: {metric: actor/kl_loss, from: 0, to: 1, every_steps: 1}\n"
+        f"  place: {{url: 's3://bench/copies', options: {{endpoint_url: 'http://{host}:{port}'}}}}\n"
+        f"  second_place: {folder}/second\n"
+    )
+    os.replace(policy, ready)
     signal.pause()
     return 0
 
 
-def _cycles(folder: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return (folder / "rounds").stat().st_size
-    return 0
+def _children(pid: int) -> list[int]:
+    """Processes that the process has started and that are there still, or were not waited for."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += [int(one) for one in (task / "children").read_text().split()]
+    return [one for one in found if not _ended(one)]
 
 
-def _cpu_seconds(group: int) -> float:
-    """CPU time of all live processes of a group, and of their children that ended."""
-    ticks = 0
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-            fields = text.rpartition(")")[2].split()
-            if int(fields[2]) == group:
-                ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+def _ended(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def _cpu_of_children(pid: int) -> float:
+    """CPU seconds of the children that the process has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
