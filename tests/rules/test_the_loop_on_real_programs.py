@@ -46,14 +46,6 @@ class RelayedStack(Stack):
         path.write_text(yaml.safe_dump(config))
         return child
 
-    def _exporter(self) -> Child:
-        child = super()._exporter()
-        path = self.out / "exporter.yml"
-        config = yaml.safe_load(path.read_text())
-        config["recovery"]["cooldown_seconds"] = 1
-        path.write_text(yaml.safe_dump(config))
-        return child
-
     def kill_exporter(self) -> None:
         exporter = self.children[0]
         exporter.send(signal.SIGKILL)
@@ -87,7 +79,7 @@ class RelayedStack(Stack):
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayedStack]:
-    stack = RelayedStack(tmp_path_factory.mktemp("stack"))
+    stack = RelayedStack(tmp_path_factory.mktemp("stack"), recovery={"cooldown_seconds": 1, "no_progress_steps": 0})
     try:
         stack.start()
         yield stack
