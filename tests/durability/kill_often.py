@@ -181,6 +181,7 @@ def seen(exporter: ExporterProcess) -> dict[str, Any]:
     """What an exporter says of the runs, without what depends on the moment: times, and what live detectors say."""
     moments = (
         *("verl_last_push_timestamp", "verl_last_step_timestamp", "verl_checkpoint_last_saved_timestamp"),
+        "verl_checkpoint_tier_last_timestamp",
         *("verl_checkpoint_last_verified_timestamp", "verl_phase_open_seconds", "verl_run_time_seconds"),
     )
     lines = exporter.get("/metrics").body.decode().splitlines()
