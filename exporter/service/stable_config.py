@@ -81,6 +81,8 @@ def read(source: Source) -> StableConfig:
         return StableConfig(error=f"{file} on {branch} is not UTF-8")
     except Unreadable as error:
         return StableConfig(error=cut(f"{file} on {branch} of {repository}: {error}"))
+    except ValueError as error:  # an integer in hexadecimal may have more digits than Python writes out
+        return StableConfig(error=cut(f"{file} on {branch} of {repository}: a value that cannot be used: {error}"))
     if not settings:
         return StableConfig(error=f"{file} on {branch} of {repository} has no setting")
     return StableConfig(settings=settings, origin=f"{file} on {branch} of {repository} ({commit[:12]})")

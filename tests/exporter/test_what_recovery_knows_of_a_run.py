@@ -262,6 +262,7 @@ def _aliases(levels: int) -> bytes:
         ("prod-stable", "deep.json", "nested"),
         ("prod-stable", "aliases.yaml", "more settings than are read"),
         ("prod-stable", "itself.yaml", "nested more than"),
+        ("prod-stable", "long.yaml", "a value that cannot be used"),
     ],
 )
 def test_what_is_no_configuration_is_a_sentence(tmp_path: Path, branch: str, file: str, words: str) -> None:
@@ -272,6 +273,7 @@ def test_what_is_no_configuration_is_a_sentence(tmp_path: Path, branch: str, fil
         "aliases.yaml": _aliases(12),
         "itself.yaml": b"a: &a {b: *a, c: *a}\n",
         "empty.yaml": b"",
+        "long.yaml": b"a: 0x" + b"f" * 5000,
         "large": b"a" * (1024 * 1024 + 1),
         "deep.json": b'{"a":' * 60 + b"1" + b"}" * 60,
     }
