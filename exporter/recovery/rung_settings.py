@@ -28,11 +28,12 @@ ALLOWED: Final = (
 
 _NEVER: Final = re.compile(
     r"path|dir(?:s|ectory)?(?:$|[._])|(?:^|[._])seed|world_size|nnodes|n_gpus|resume|project_name|experiment_name"
-    r"|(?:^|[._])file(?:s|$|[._])|(?:^|[._])trainer\.logger|tensor_model_parallel|fsdp_size|sequence_parallel",
+    r"|^verl_sentinel\.|(?:^|[._])file(?:s|$|[._])|(?:^|[._])trainer\.logger|tensor_model_parallel|fsdp_size|sequence_parallel",
     re.IGNORECASE,
 )
 """Keys that no policy may let change: where things lie, what makes a run repeatable, and the shape of its world, with
-which a checkpoint would no longer load."""
+which a checkpoint would no longer load; nor what the plugin says beside the trainer's configuration, which is none of
+it."""
 
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.*?\[\]-]+")
@@ -57,6 +58,8 @@ def forbidden(key: str) -> bool:
 
     >>> forbidden("trainer.default_local_dir"), forbidden("data.seed"), forbidden("actor_rollout_ref.actor.optim.lr")
     (True, True, False)
+    >>> forbidden("verl_sentinel.run_memory_limit_bytes")
+    True
     """
     return _NEVER.search(key) is not None or _KEY.fullmatch(key) is None or len(key) > LONGEST
 
