@@ -77,6 +77,9 @@ class Link:
 
     def _unlisten(self) -> None:
         if self._listener is not None:
+            # A thread that waits in accept() keeps a closed socket alive, and listening, until its wait is over.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
 
