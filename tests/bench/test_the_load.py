@@ -83,7 +83,9 @@ def test_a_paced_request_that_had_to_wait_is_late_from_when_it_was_due(service: 
 
 def test_a_profile_gives_each_sample_to_the_innermost_stage() -> None:
     profile = Profile("here")
-    profile.add("run (asyncio/runners.py:9);push (exporter/app/push.py:3);decode_batch (exporter/protocol.py:2) 3")
+    profile.add(
+        "run (asyncio/runners.py:9);push (exporter/app/push.py:3);decode_batch (exporter/protocol/messages.py:2) 3"
+    )
     profile.add("run (asyncio/runners.py:9);push (exporter/app/push.py:3);observe (exporter/detectors/surge.py:7) 5")
     profile.add("run (asyncio/runners.py:9) 1")
     profile.add("somebody (else.py:1) 1")
