@@ -30,6 +30,10 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"waited in vain for: {what}")
 
 
+SLEEPER = "echo $$ > pid; exec sleep 600"
+"""A job for ``sh -c`` that leaves its process id, and lasts."""
+
+
 class Shadows:
     """One run in a folder; ends every shadow that it started."""
 
@@ -78,6 +82,12 @@ class Shadows:
         except FileNotFoundError:
             return {}
         return found
+
+    def pid(self) -> int:
+        """What the job has written to the file `pid`."""
+        path = self.folder / "pid"
+        until(lambda: path.exists() and path.read_text().strip(), "the job to run")
+        return int(path.read_text())
 
     def close(self) -> None:
         """End what was started."""

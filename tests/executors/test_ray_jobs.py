@@ -17,22 +17,14 @@ from private_slurm import free_ports
 from shadows import SECONDS, Shadows, until
 from supervised_run import alive
 
-from trainer_entry.executors import ExecutorError, confirm_gone, job_state
+from trainer_entry.executors import ExecutorError, confirm_gone
 
 pytestmark = pytest.mark.programs
-
-SLEEPER = "echo $$ > pid; exec sleep 600"
 
 
 @pytest.fixture
 def settings(tmp_path: Path, ray_head: PrivateRay) -> Path:
     return ray_head.settings(tmp_path)
-
-
-def pid_of(run: Shadows) -> int:
-    path = run.folder / "pid"
-    until(lambda: path.exists() and path.read_text().strip(), "the job to run")
-    return int(path.read_text())
 
 
 def test_words_variables_and_exit_code_go_there_and_back_and_the_token_stays_secret(
@@ -58,7 +50,7 @@ def test_words_variables_and_exit_code_go_there_and_back_and_the_token_stays_sec
     assert ray_head.jobs()[name]["metadata"] == {"verl_sentinel_run": "test-run", "verl_sentinel_attempt": "1"}
 
 
-def test_a_killed_shadow_leaves_the_job_and_another_takes_it_up(
+def test_a_job_whose_submission_was_not_noted_down_is_taken_up_and_not_submitted_again(
     shadows: Shadows, ray_head: PrivateRay, settings: Path
 ) -> None:
     """Submitted again under the same name, it would be refused; the log goes on where it was left."""
@@ -94,24 +86,11 @@ def test_sigterm_ends_the_job_with_its_actors_and_the_shadow_comes_back_when_the
         time.sleep(600)
         """
     shadow = shadows.start("ray", settings, sys.executable, "-c", textwrap.dedent(program))
-    pid = pid_of(shadows)
+    pid = shadows.pid()
     shadow.send_signal(signal.SIGTERM)
     assert shadow.wait(SECONDS) == 143
     until(lambda: not alive(pid), "the worker's process to be gone")
     assert "was ended: Job was intentionally stopped." in shadows.output()
-
-
-def test_a_job_whose_shadow_died_is_ended_before_the_next_start(shadows: Shadows, settings: Path) -> None:
-    shadow = shadows.start("ray", settings, "sh", "-c", SLEEPER)
-    pid = pid_of(shadows)
-    shadow.kill()
-    shadow.wait()
-    found = job_state(shadows.attempt(), shadows.environ)
-    assert found is not None
-    assert found.state == "running"
-    assert "was left behind, and was ended" in confirm_gone(shadows.attempt(), shadows.environ)
-    assert not alive(pid)
-    assert confirm_gone(shadows.attempt(), shadows.environ) == ""
 
 
 def test_a_submission_that_arrives_after_it_was_called_off_is_refused(

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 from private_slurm import PrivateSlurm
-from shadows import SECONDS, Shadows, until
+from shadows import SECONDS, SLEEPER, Shadows, until
 from supervised_run import alive
 
-from trainer_entry.executors import ExecutorError, confirm_gone, job_state
+from trainer_entry.executors import ExecutorError, confirm_gone
 
 pytestmark = pytest.mark.programs
-
-SLEEPER = "echo $$ > pid; exec sleep 600"
 
 
 @pytest.fixture
@@ -33,12 +31,6 @@ def settings(tmp_path: Path) -> Path:
     path = tmp_path / "slurm-settings.json"
     path.write_text(json.dumps({"sbatch": ["--time=10"], "poll_seconds": 0.3}))
     return path
-
-
-def pid_of(run: Shadows) -> int:
-    path = run.folder / "pid"
-    until(lambda: path.exists() and path.read_text().strip(), "the job to run")
-    return int(path.read_text())
 
 
 def changes(*nodes: str) -> str:
@@ -76,41 +68,13 @@ def test_the_variables_of_the_run_travel_and_the_token_does_not(run: Shadows, se
     assert ("not-to-be-seen" in printed, told) == (False, [])
 
 
-def test_a_killed_shadow_leaves_the_job_and_another_takes_it_up(
-    run: Shadows, slurm: PrivateSlurm, settings: Path
-) -> None:
-    script = "echo first; while ! [ -e go ]; do sleep 0.1; done; echo second; exit 5"
-    first = run.start("slurm", settings, "sh", "-c", script)
-    until(lambda: "first" in run.output(), "the job's first line")
-    first.kill()
-    first.wait()
-    again = run.start("slurm", settings, "sh", "-c", script)
-    (run.folder / "go").touch()
-    assert again.wait(SECONDS) == 5
-    assert run.output().splitlines().count("second") == 1
-    assert len([job for job in slurm.jobs() if slurm.shown(job, "JobName") == run.record()["name"]]) == 1
-
-
 def test_sigterm_ends_the_job_and_the_shadow_comes_back_when_it_is_gone(run: Shadows, settings: Path) -> None:
     shadow = run.start("slurm", settings, "sh", "-c", "trap '' TERM; " + SLEEPER)
-    pid = pid_of(run)
+    pid = run.pid()
     shadow.send_signal(signal.SIGTERM)
     assert shadow.wait(SECONDS) == 143
     assert not alive(pid)
     assert "was ended: CANCELLED" in run.output()
-
-
-def test_a_job_whose_shadow_died_is_ended_before_the_next_start(run: Shadows, settings: Path) -> None:
-    shadow = run.start("slurm", settings, "sh", "-c", SLEEPER)
-    pid = pid_of(run)
-    shadow.kill()
-    shadow.wait()
-    found = job_state(run.attempt(), run.environ)
-    assert found is not None
-    assert found.state == "running"
-    assert "was left behind, and was ended" in confirm_gone(run.attempt(), run.environ)
-    assert not alive(pid)
-    assert confirm_gone(run.attempt(), run.environ) == ""
 
 
 def hanging_sbatch(run: Shadows, body: str) -> Path:
@@ -129,7 +93,7 @@ def test_a_job_whose_number_the_shadow_never_learned_is_found_by_its_name(
 ) -> None:
     hanging_sbatch(run, '"$sbatch" "$@" > /dev/null; touch submitted; exec sleep 600')
     shadow = run.start("slurm", settings, "sh", "-c", SLEEPER)
-    pid = pid_of(run)
+    pid = run.pid()
     shadow.kill()
     shadow.wait()
     assert (run.record()["stage"], run.record()["id"]) == ("submitting", "")
@@ -193,7 +157,7 @@ def test_a_job_that_slurm_starts_again_by_itself_does_not_train_twice(
     """As after a node failed, or somebody's scontrol requeue."""
     settings.write_text(json.dumps({"requeue": True, "poll_seconds": 0.3}))
     shadow = run.start("slurm", settings, "sh", "-c", "echo once >> trained; " + SLEEPER)
-    pid = pid_of(run)
+    pid = run.pid()
     job = run.record()["id"]
     slurm.ask("scontrol", "requeue", job)
     assert shadow.wait(SECONDS) == 75
@@ -207,7 +171,7 @@ def test_a_job_that_is_started_again_while_nobody_follows_it_does_not_train_twic
 ) -> None:
     settings.write_text(json.dumps({"requeue": True, "poll_seconds": 0.3}))
     shadow = run.start("slurm", settings, "sh", "-c", "echo once >> trained; " + SLEEPER)
-    pid = pid_of(run)
+    pid = run.pid()
     shadow.kill()
     shadow.wait()
     job = run.record()["id"]
@@ -237,7 +201,7 @@ def test_with_requeue_the_next_attempt_is_the_same_job_with_its_own_words(
     assert (run.record(2)["id"], slurm.shown(job, "Restarts")) == (job, "1")
     assert slurm.shown(job, "JobName") == run.record(2)["name"]
     third = run.start("slurm", settings, "sh", "-c", SLEEPER, attempt=3)
-    pid = pid_of(run)
+    pid = run.pid()
     third.terminate()
     assert third.wait(SECONDS) == 143
     assert not alive(pid)
@@ -248,7 +212,7 @@ def test_a_cluster_that_cannot_be_asked_is_a_sentence_and_nothing_is_started(
     run: Shadows, slurm: PrivateSlurm, settings: Path
 ) -> None:
     shadow = run.start("slurm", settings, "sh", "-c", SLEEPER)
-    pid = pid_of(run)
+    pid = run.pid()
     shadow.kill()
     shadow.wait()
     broken = run.folder / "broken.conf"
