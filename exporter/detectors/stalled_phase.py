@@ -3,7 +3,9 @@
 Every phase (verl's timer names) has its own history, so a validation or a checkpoint that is slow each time is
 measured by validations and checkpoints. The first steps of an attempt take many times longer than later ones
 (compilation, caches, weights to load); they have a history of their own, which counts for first steps only. A phase
-that has never ended yet gets a long limit.
+that has never ended yet gets a long limit. A duration that is longer than all before counts once its step was logged or
+a later one goes on: a phase that hung ends, too, when somebody kills the trainer, and would let the next hang last
+longer.
 
 Phases are nested: while a generation hangs, the step around it hangs too. Only the innermost open phase is judged, and
 one thing is said. With none open, the time since the last progress is judged in the same way, under the name ``idle``.
@@ -83,6 +85,8 @@ class StalledPhase:
         self._factor, self._floor, self._unknown = factor, floor_seconds, unknown_seconds
         self._first: dict[str, float] = {}  # phase: longest duration in the first steps of an attempt
         self._later: dict[str, float] = {}  # phase: longest duration in later steps
+        self._pending: dict[str, tuple[float, int]] = {}  # phase: longest duration that does not count yet, its step
+        self._logged = 0  # newest step that was logged when somebody looked
         self._base: int | None = None  # first step of the attempt that closed a phase
         self._progress = (-1, -1, "")
         self._progress_at = -math.inf
@@ -94,12 +98,28 @@ class StalledPhase:
             return
         if self._base is None or step < self._base:
             self._base = step
-        self._learn(name, seconds, warm=step - self._base < WARM_STEPS)
+        self._confirm(step - 1)
+        if seconds <= self._history(step).get(name, -1.0):
+            return
+        longest, of = self._pending.get(name, (0.0, 0))
+        if name in self._pending or len(self._pending) < MOST_PHASES:
+            # A sender that knows no step says 0.
+            self._pending[name] = (max(seconds, longest), max(step, self._logged + 1, of))
 
-    def _learn(self, name: str, seconds: float, *, warm: bool) -> None:
-        history = self._first if warm else self._later
+    def _history(self, step: int) -> dict[str, float]:
+        warm = self._base is None or step - self._base < WARM_STEPS
+        return self._first if warm else self._later
+
+    def _confirm(self, step: int) -> None:
+        """The steps up to this one are over: how long their phases took counts."""
+        for name, (seconds, of) in list(self._pending.items()):
+            if of <= step:
+                del self._pending[name]
+                self._learn(self._history(of), name, seconds)
+
+    def _learn(self, history: dict[str, float], name: str, seconds: float) -> None:
         if name in history:
-            # Capped at the limit: a phase that hung until somebody killed it says little of how long it may take.
+            # Capped at the limit: a pause of the whole machine says little of how long a phase may take.
             longest = history[name]
             history[name] = max(longest, min(seconds, max(self._floor, self._factor * longest)))
         elif len(history) < MOST_PHASES:
@@ -108,6 +128,9 @@ class StalledPhase:
     def look(self, view: LiveView) -> Sequence[Verdict]:
         """Judge the innermost open phase, or the pause between phases."""
         warm = view.steps_this_attempt < WARM_STEPS
+        self._logged = view.step
+        if view.steps_this_attempt > 0:
+            self._confirm(view.step)
         innermost = min(view.open_phases, key=lambda p: (view.open_phases[p], p == "step"), default="")
         idle = self._idle(view, innermost, warm=warm)
         if not view.running or view.now - view.last_push > FRESH_SECONDS:
@@ -156,14 +179,15 @@ class StalledPhase:
         if innermost or progress != self._progress or not view.running or not watched:
             idle = view.now - self._progress_at
             if watched and view.running and self._progress[0] == view.attempt and not self._progress[2]:
-                self._learn(IDLE, idle, warm=warm)
+                self._learn(self._first if warm else self._later, IDLE, idle)
             self._progress, self._progress_at = progress, view.now
             return 0.0
         return view.now - self._progress_at
 
     def resumed(self, step: int, attempt: int) -> None:
         """A new attempt: its first steps are slow again. How long phases take is kept."""
-        self._base = None
+        self._base, self._logged = None, 0
+        self._pending.clear()
         self._progress, self._progress_at = (-1, -1, ""), -math.inf
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,6 +195,8 @@ class StalledPhase:
         return {
             "first": dict(self._first),
             "later": dict(self._later),
+            "pending": {name: list(waits) for name, waits in self._pending.items()},
+            "logged": self._logged,
             "base": self._base,
             "progress": [*self._progress, self._progress_at, self._looked] if watched else None,
         }
@@ -178,6 +204,8 @@ class StalledPhase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._first = {name: float(seconds) for name, seconds in state["first"].items()}
         self._later = {name: float(seconds) for name, seconds in state["later"].items()}
+        self._pending = {name: (float(longest), int(of)) for name, (longest, of) in state.get("pending", {}).items()}
+        self._logged = state.get("logged", 0)
         self._base = state["base"]
         self._progress, self._progress_at, self._looked = (-1, -1, ""), -math.inf, -math.inf
         if state["progress"] is not None:

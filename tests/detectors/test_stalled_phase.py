@@ -51,17 +51,50 @@ def test_half_way_there_it_is_a_warning() -> None:
     assert said(trained().look(view(100.0, {"gen": 13.0}))) == [("gen", Severity.WARNING)]
 
 
-def test_a_long_generation_that_ends_raises_its_own_limit() -> None:
+def test_a_long_generation_raises_its_own_limit_once_its_step_is_logged() -> None:
     detector = trained()
     assert said(detector.look(view(100.0, {"gen": 23.0}))) == [("gen", Severity.WARNING)]
     detector.phase_closed("gen", 23.5, 21)
+    assert said(detector.look(view(200.0, {"gen": 30.0}))) == [("gen", Severity.CRITICAL)]
+    assert detector.look(view(201.0, {"gen": 30.0}, step=21, steps=21)) == ()
+
+
+def test_so_it_does_where_the_sender_does_not_know_its_step() -> None:
+    detector = StalledPhase(factor=3.0, floor_seconds=5.0)
+    for step in range(1, 21):
+        detector.phase_closed("gen", 8.0, 0)
+        detector.look(view(float(step), {"gen": 1.0}, step=step, steps=step))
+    detector.phase_closed("gen", 23.5, 0)
+    assert said(detector.look(view(200.0, {"gen": 30.0}))) == [("gen", Severity.CRITICAL)]
+    assert detector.look(view(201.0, {"gen": 30.0}, step=21, steps=21)) == ()
+
+
+def test_a_long_generation_raises_its_own_limit_once_phases_of_a_later_step_end() -> None:
+    detector = trained()
+    detector.phase_closed("gen", 23.5, 21)
+    detector.phase_closed("gen", 8.0, 22)
     assert detector.look(view(200.0, {"gen": 30.0})) == ()
 
 
-def test_a_hang_that_was_killed_raises_the_limit_once_by_the_factor_at_most() -> None:
+@pytest.mark.parametrize("attempts", [1, 5])
+def test_hangs_that_ended_with_the_trainer_do_not_let_the_next_one_last_longer(attempts: int) -> None:
+    detector = trained()
+    for attempt in range(1, attempts + 1):
+        assert said(detector.look(view(300.0, {"gen": 25.0}))) == [("gen", Severity.CRITICAL)]
+        detector.phase_closed("gen", 26.0, 21)  # as the exception that stops it goes through the phases
+        detector.phase_closed("step", 28.0, 21)
+        detector.resumed(15, attempt + 1)
+        detector.look(view(301.0, {}, step=20, steps=0))
+        for step in range(16, 21):
+            detector.phase_closed("gen", 8.0, step)
+    assert said(detector.look(view(400.0, {"gen": 25.0}))) == [("gen", Severity.CRITICAL)]
+
+
+def test_a_pause_of_the_machine_raises_the_limit_once_by_the_factor_at_most() -> None:
     detector = trained()
     detector.phase_closed("gen", 5000.0, 21)
-    assert said(detector.look(view(300.0, {"gen": 80.0}))) == [("gen", Severity.CRITICAL)]
+    assert detector.look(view(300.0, {"gen": 60.0}, step=21, steps=21)) != ()
+    assert said(detector.look(view(301.0, {"gen": 80.0}, step=21, steps=21))) == [("gen", Severity.CRITICAL)]
 
 
 def test_a_validation_is_measured_by_validations() -> None:
@@ -138,8 +171,9 @@ def test_durations_that_make_no_sense_are_not_learned() -> None:
 def test_ever_new_phase_names_do_not_fill_the_memory() -> None:
     detector = trained()
     for number in range(10_000):
-        detector.phase_closed(f"phase{number}", 1.0, 21)
-    assert len(detector.state_dict()["later"]) <= 100
+        detector.phase_closed(f"phase{number}", 1.0, 21 + number // 2_000)
+    state = detector.state_dict()
+    assert (len(state["later"]) <= 100, len(state["pending"]) <= 100) == (True, True)
 
 
 @pytest.mark.parametrize(
