@@ -106,15 +106,23 @@ class RecoveryEngine(Readings):
                 self._follow(recovery, stages.after_setting(recovery, event, attempt, now), facts_now, now)
 
     def on_step(
-        self, run_id: str, attempt: int, step: int, healthy: bool, now: float, facts_now: FactsNow = None
+        self,
+        run_id: str,
+        attempt: int,
+        step: int,
+        healthy: bool,
+        now: float,
+        facts_now: FactsNow = None,
+        why: str = "",
     ) -> None:
-        """A finished step; ``healthy`` when no step detector's verdict of it is critical. Cheap without a recovery."""
+        """A finished step; ``healthy`` when no step detector's verdict of it is critical, and it is not (``why``) far
+        outside of what was usual before. Cheap without a recovery."""
         with self._lock:
             recovery = self._store.active(run_id)
             if recovery is None:
                 return
             needed = self._policies.of(recovery).success_steps
-            new = stages.after_step(recovery, attempt, step, now, healthy=healthy, needed=needed)
+            new = stages.after_step(recovery, attempt, step, now, healthy=healthy, needed=needed, why=why)
             with self._store.transaction():
                 self._follow(recovery, new, facts_now, now)
 

@@ -149,7 +149,7 @@ def after_exit(recovery: Recovery, event: AttemptExited, attempt: int, now: floa
 
 
 def after_step(
-    recovery: Recovery, attempt: int, step: int, now: float, *, healthy: bool, needed: int
+    recovery: Recovery, attempt: int, step: int, now: float, *, healthy: bool, needed: int, why: str = ""
 ) -> Recovery | None:
     """A step of the new attempt. Only steps past the restored one count, and each once."""
     if recovery.stage not in (*COMMANDED, "verifying") or recovery.action == "stop":
@@ -164,7 +164,7 @@ def after_step(
     if recovery.resumed_from is not None and step <= recovery.resumed_from:
         return recovery
     if not healthy:
-        return _after_unhealthy(recovery, attempt, step, needed, now)
+        return _after_unhealthy(recovery, attempt, step, needed, why, now)
     first = step if recovery.first_healthy_step is None else recovery.first_healthy_step
     count = recovery.healthy_steps + 1
     recovery = at_times(
@@ -196,12 +196,12 @@ def after_setting(recovery: Recovery, event: SettingApplied, attempt: int, now: 
     return new
 
 
-def _after_unhealthy(recovery: Recovery, attempt: int, step: int, needed: int, now: float) -> Recovery:
+def _after_unhealthy(recovery: Recovery, attempt: int, step: int, needed: int, why: str, now: float) -> Recovery:
     count = recovery.unhealthy_steps + 1
     recovery = replace(recovery, healthy_steps=0, unhealthy_steps=count, proof_awaited=None)
     if count < needed:
         return recovery
-    outcome = f"{count} steps of attempt {attempt} were not healthy, the last is step {step}."
+    outcome = f"{count} steps of attempt {attempt} were not healthy, the last is step {step}{why and f': {why}'}."
     return ended(recovery, "failed", outcome, now, failed_by="unhealthy")
 
 

@@ -14,6 +14,8 @@ from exporter.protocol import CheckpointChecked, CheckpointPruned, Excluded, Gpu
 from exporter.recovery.facts import AttemptFacts, Checkpoint
 from exporter.service.in_force import InForce
 from exporter.service.known import cut
+from exporter.service.recent import RecentStep
+from exporter.service.usual import Usual
 
 CONFIGS_KEPT: Final = 5
 """Attempts that are over whose configuration is kept: the newest, and that of the longest healthy one."""
@@ -64,9 +66,11 @@ class Course:
     faults: dict[str, GpuFault] = field(default_factory=dict)
     """By node and index, with a space between."""
     unfit: dict[int, Unfit] = field(default_factory=dict)
+    usual: Usual = field(default_factory=Usual)
 
-    def began(self) -> None:
-        """A new attempt: its steps are counted anew."""
+    def began(self, before: Iterable[RecentStep] = ()) -> None:
+        """A new attempt: its steps are counted anew, and measured by the newest steps of the one before."""
+        self.usual.learn(before, self.broken_at)
         self.first_step, self.healthy_steps, self.broken_at = None, 0, None
 
     def step(self, step: int, onset: int | None) -> None:

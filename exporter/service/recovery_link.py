@@ -92,7 +92,7 @@ class RecoveryLink:
     def _tell_one(self, run: WatchedRun, report: Report, now: float) -> None:
         run_id, facts = run.state.run_id, partial(self.facts_of, run)
         if isinstance(report, StepDone):
-            self._engine.on_step(run_id, report.attempt, report.step, report.healthy, now, facts)
+            self._engine.on_step(run_id, report.attempt, report.step, report.healthy, now, facts, report.why)
         elif isinstance(report, AttemptReport):
             self._engine.on_attempt(run_id, report.event, report.attempt, now, facts)
         elif isinstance(report, CommandProgress):

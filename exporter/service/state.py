@@ -216,10 +216,10 @@ class RunState:
         if self.attempts:
             self.attempts[-1] = self.attempts_now()[-1]
             keep_few_configs(self.attempts)
+        self.course.began(one for one in self.recent if one.attempt == self.attempt)
         self.attempt = number
         self.attempts.append(AttemptFacts(number, resume_step, started_at=at))
         self.in_force = InForce()
-        self.course.began()
         self.new_trainer(at)
 
     def new_trainer(self, at: float) -> None:

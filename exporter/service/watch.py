@@ -72,7 +72,9 @@ class StepDone:
     attempt: int
     step: int
     healthy: bool
-    """No verdict on it is critical."""
+    """No verdict on it is critical, and nothing is far outside of what was usual before the attempt."""
+    why: str = ""
+    """What is outside; the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,8 @@ class WatchedRun:
         if part.training:
             onsets = [verdict.onset for verdict in verdicts if verdict.severity >= Severity.CRITICAL]
             state.course.step(part.step, min(onsets, default=None))
-            self.reports.append(StepDone(state.attempt, part.step, not onsets))
+            outside = state.course.usual.outside(part.step, part.signals)
+            self.reports.append(StepDone(state.attempt, part.step, not (onsets or outside), outside))
 
     def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
         verdicts: list[Verdict] = []

@@ -76,6 +76,31 @@ def test_an_alert_becomes_a_command_to_the_supervisor_only_and_healthy_steps_end
     assert supervisor(auto, 2) is None
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_steps_that_no_detector_minds_but_far_from_all_that_the_run_was_are_no_success(
+    auto: Scene, restart: bool
+) -> None:
+    """Detectors have just begun to warm up; a norm that is 70 times what it ever was is no healthy step."""
+    supervisor(auto, 1, AttemptStarted(time=0.0, pid=1))
+    for step in range(1, 15):
+        auto.step(step)
+    auto.push(events=[CheckpointSaved(time=0.0, step=2, path="/c/global_step_2", verified=True)])
+    auto.step(15, grad=500.0)
+    auto.core.alert(alert(auto.incidents()["scripted_step"]), auto.now)
+    command = supervisor(auto, 1)
+    carry_out(auto, command)
+    if restart:
+        auto.restart()
+    auto.step(3, grad=70.0, attempt=2, sender="trainer-2")
+    auto.step(4, grad=15.0, attempt=2, sender="trainer-2")
+    auto.step(5, grad=70.0, attempt=2, sender="trainer-2")
+    recovery = auto.engine.get(command.id)
+    assert recovery is not None
+    assert recovery.stage == "failed"
+    said = "2 steps of attempt 2 were not healthy, the last is step 5: grad_norm is 70, and was at most 1 before."
+    assert recovery.outcome == said
+
+
 def test_a_restart_anywhere_on_the_way_leads_to_the_same_end(auto: Scene) -> None:
     incident = fail(auto)
     auto.restart()
