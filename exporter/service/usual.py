@@ -1,9 +1,9 @@
 """What was usual in a run while it was healthy, to tell whether a resumed attempt is anywhere near. Part of its state.
 
-Detectors warm up again after a resume, since a resume may shift every level, so they have nothing against an attempt that
-comes back a thousand times off. For a recovery that is no healthy step: it is measured by the largest magnitudes of the
-attempt before its failure, times a factor that no resume of the same command explains. Nobody is paged for it; the
-recovery does not count the step, and climbs on where no healthy ones follow.
+Detectors warm up again after a resume, since a resume may shift every level, so they have nothing against an attempt
+that comes back a thousand times off. For a recovery that is no healthy step: it is measured by the largest magnitudes
+of the attempt before its failure, times a factor that no resume of the same command explains. Nobody is paged for it;
+the recovery does not count the step, and climbs on where no healthy ones follow.
 """
 
 from __future__ import annotations
