@@ -5,21 +5,24 @@ process of its own, in which the plugin's own threads work as beside verl: for a
 manifest thread has it hashed, offers it to the tiers, and starts the real keeper, which links a snapshot, uploads a
 milestone to an S3 server in parts, and writes and reads back a second copy.
 
-A window *with* the work is one whole round: from the moment at which verl would return from the save until the manifest
-is there, the copies are made and verified, and all processes are gone. Each is paired with a window *without*, as
-long, in which nothing of ours exists but two threads that wait. The order within a pair is drawn. Before every window
-what is to be written goes to the disk (``os.sync``), so that no window pays for another. What counts is the
-throughput: steps in the window by the time it took, and a step across its border by the part that lies in it, so that
-no stall is left out.
+A round of that work goes from the moment at which verl would return from the save until the manifest is there, the
+copies are made and verified, and all processes are gone. A window *with* the work lies in a round, and is paired with a
+window *without*, as long, in which nothing of ours exists but two threads that wait. The order within a pair is drawn.
+Before every window what is to be written goes to the disk (``os.sync``), so that no window pays for another. What counts
+is the throughput: steps in the window by the time it took, and a step across its border by the part that lies in it, so
+that no stall is left out.
 
-Two loops: ``all_cores``, whose steps keep every core busy, so that idle priority decides; and ``one_core``, which
-leaves the others to the background work, as a trainer whose GPU does the work does, so that memory and disk decide.
-The S3 server, which in truth is another machine, runs here at idle priority too.
+Two loops: ``one_core`` leaves the other cores to the background work, as a trainer whose GPU does the work does, so that
+memory and disk decide; its windows are whole rounds. ``all_cores`` keeps every core busy, so that idle priority decides:
+the work gets a hundredth of a core, and a round of 1 GB would take an hour. There a window is a minute of a round; of one
+after the other it begins with the hashing, the snapshot, the upload, the second copy. Outside of its window the loop
+stands still, and the round goes to its end. The S3 server, which in truth is another machine, runs here at idle priority
+too.
 
 ``ratio`` is the throughput without by that with the work, over all windows, with a 95 % interval by bootstrap over the
 pairs; ``noise`` is the same of windows without it against each other. ``target_met`` is judged by the upper end of the
-interval, ``ratio_within_target`` by the ratio. Exit code 1 where a target is missed, and where nothing was proven: no
-round was completed, or the checkpoint is smaller than 1 GB.
+interval, ``ratio_within_target`` by the ratio. Exit code 1 where a target is missed, and where nothing was proven: a
+round was not completed, or the checkpoint is smaller than 1 GB.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -58,7 +62,10 @@ KEEPER_SECONDS = 11.0
 ROUND_SECONDS = 1800.0
 WARM_UP_SECONDS = 5.0
 BEFORE_SECONDS = 10.0
-LOOPS = ("all_cores", "one_core")
+LOOPS: dict[str, float] = {"all_cores": 60.0, "one_core": math.inf}
+"""Seconds of a round that a window has at most; without end, it is the round."""
+PARTS = 4
+"""Where a window that is shorter begins, in turn: the hashing, the snapshot, the upload, the second copy."""
 COPIES = 3
 """Of each round: a snapshot, and a milestone at two places."""
 
@@ -74,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code is its result."""
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint_overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0, metavar="G", help="size of the checkpoint")
-    parser.add_argument("--pairs", type=int, default=10, metavar="N", help="rounds of each loop, and windows without")
+    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="rounds of each loop, and windows without")
     parser.add_argument("--dir", type=Path, help="where there is room for four times the checkpoint")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--subject", choices=["train", "s3"], help=argparse.SUPPRESS)
@@ -102,9 +109,9 @@ def run(folder: Path, size: int, pairs: int) -> dict[str, Any]:
     os.environ.update(S3_ENVIRONMENT)
     _make_checkpoint(folder, size)
     loops: dict[str, dict[str, Any]] = {}
-    for name in LOOPS:
+    for name, longest in LOOPS.items():
         threads = (os.cpu_count() or 1) if name == "all_cores" else 1
-        before, windows, starts, done = _measure(folder, threads, pairs)
+        before, windows, starts, done = _measure(folder, threads, pairs, longest)
         loops[name] = {"threads": threads, **figures(before, windows, starts), **done}
         loops[name]["target_met"] = loops[name]["target_met"] and done["copied_bytes"] >= COPIES * PROOF_BYTES
     return {
@@ -116,7 +123,9 @@ def run(folder: Path, size: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def _measure(folder: Path, threads: int, pairs: int) -> tuple[Window, list[Window], list[float], dict[str, Any]]:
+def _measure(
+    folder: Path, threads: int, pairs: int, longest: float
+) -> tuple[Window, list[Window], list[float], dict[str, Any]]:
     """A window before any work, those of the pairs, when each step began, and what the background work did."""
     steps_file = folder / "steps"
     shutil.rmtree(folder / "state", ignore_errors=True)
@@ -137,7 +146,8 @@ def _measure(folder: Path, threads: int, pairs: int) -> tuple[Window, list[Windo
             directory = _prepared(folder, number)
             _settle()
             time.sleep(KEEPER_SECONDS)
-            window, size = _round(folder, trainer, directory, number)
+            part = 0 if longest == math.inf else (number - 1) % PARTS
+            window, size = _round(folder, trainer, f"{number} {directory}", part, longest)
             windows.append(window)
             copied += size
             _cleared(folder)
@@ -151,8 +161,7 @@ def _measure(folder: Path, threads: int, pairs: int) -> tuple[Window, list[Windo
             "background_cpu_seconds": round(_cpu_of_children(trainer.pid) - spent, 1),
             "copied_bytes": copied // pairs,
         }
-        last = windows[-1].ended
-        _until(lambda: (starts := _starts(steps_file)) and starts[-1] > last, trainer, 300.0)
+        _next_step(steps_file, trainer)
         return before, windows, _starts(steps_file), done
 
 
@@ -179,29 +188,63 @@ def _prepared(folder: Path, number: int) -> Path:
     return directory
 
 
-def _round(folder: Path, trainer: subprocess.Popen[bytes], directory: Path, number: int) -> tuple[Window, int]:
-    """Let the plugin go over the checkpoint; returns the window, and the bytes that were copied and verified."""
+def _round(folder: Path, trainer: subprocess.Popen[bytes], save: str, part: int, longest: float) -> tuple[Window, int]:
+    """Let the plugin go over the checkpoint; returns the window, and the bytes that were copied and verified.
+
+    The loop stands still until ``part`` of the round begins, and again from ``longest`` seconds after that on.
+    """
     from exporter.protocol import CheckpointCopied
     from trainer_entry.checkpoints.tiers.jobs import Workplace
 
     workplace = Workplace(folder / "state")
-    began = time.monotonic()
-    assert trainer.stdin is not None
-    trainer.stdin.write(f"{number} {directory}\n".encode())
-    trainer.stdin.flush()
     copies: list[CheckpointCopied] = []
 
-    def over() -> bool:
+    def made() -> int:
         with workplace.reports() as reports:
             copies.extend(one for one in reports if isinstance(one, CheckpointCopied))
-        return sum(one.ok for one in copies) >= COPIES and workplace.idle and not _children(trainer.pid)
+        return sum(one.ok for one in copies)
 
+    def begun() -> bool:
+        """Whether the part has: copies follow one another, and jobs are there once the manifest is."""
+        return made() >= part - 1 and (part != 1 or bool(workplace.jobs()))
+
+    def over() -> bool:
+        return made() >= COPIES and workplace.idle and not _children(trainer.pid)
+
+    if part:
+        _tell(trainer, "stand still")
+    began = time.monotonic()
+    _tell(trainer, save)
     try:
-        _until(over, trainer, ROUND_SECONDS)
+        if part:
+            _until(begun, trainer, ROUND_SECONDS)
+            _tell(trainer, "go on")
+            began = _next_step(folder / "steps", trainer)
+        _until(lambda: over() or time.monotonic() - began > longest, trainer, ROUND_SECONDS)
+        ended = time.monotonic()
+        if not over():
+            _next_step(folder / "steps", trainer)
+            _tell(trainer, "stand still")
+            _until(over, trainer, ROUND_SECONDS)
+            _tell(trainer, "go on")
+            _next_step(folder / "steps", trainer)
     except SystemExit as error:
         why = " ".join(sorted({one.reason for one in copies if not one.ok}))
         raise SystemExit(f"{error} {why}".strip()) from None
-    return Window(began, time.monotonic(), True), sum(one.bytes for one in copies if one.ok)
+    return Window(began, ended, True), sum(one.bytes for one in copies if one.ok)
+
+
+def _tell(trainer: subprocess.Popen[bytes], line: str) -> None:
+    assert trainer.stdin is not None
+    trainer.stdin.write(f"{line}\n".encode())
+    trainer.stdin.flush()
+
+
+def _next_step(steps: Path, trainer: subprocess.Popen[bytes]) -> float:
+    """When the next step began."""
+    now = time.monotonic()
+    _until(lambda: (starts := _starts(steps)) and starts[-1] > now, trainer, 300.0)
+    return _starts(steps)[-1]
 
 
 def _cleared(folder: Path) -> None:
@@ -275,7 +318,9 @@ def _train(threads: int, folder: Path) -> int:
     """The training loop: prints when each step began, in monotonic seconds. The plugin's threads are in its process."""
     import torch
 
-    _with_plugin(folder)
+    going = threading.Event()
+    going.set()
+    _with_plugin(folder, going)
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -289,6 +334,7 @@ def _train(threads: int, folder: Path) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data, target = torch.randn(64 * threads, 1024), torch.randint(0, 64, (64 * threads,))
     while True:
+        going.wait()
         print(time.monotonic(), flush=True)
         loss = torch.nn.functional.cross_entropy(model(data), target)
         optimizer.zero_grad()
@@ -297,7 +343,7 @@ def _train(threads: int, folder: Path) -> int:
         optimizer.step()
 
 
-def _with_plugin(folder: Path) -> None:
+def _with_plugin(folder: Path, going: threading.Event) -> None:
     """What the plugin's checkpoint hook has, told by a line on standard input of what verl has saved."""
     from trainer_entry.checkpoints.tiers.jobs import Workplace
     from trainer_entry.plugin.manifests import ManifestThread, Save
@@ -322,6 +368,9 @@ def _with_plugin(folder: Path) -> None:
 
     def listen() -> None:
         for line in sys.stdin:
+            if line.strip() in ("stand still", "go on"):
+                (going.set if line.startswith("go") else going.clear)()
+                continue
             step, _, directory = line.strip().partition(" ")
             runtime.logged(int(step), {"actor/kl_loss": 0.1})
             manifests.saved(Save(directory, int(step), False), 0.0)
