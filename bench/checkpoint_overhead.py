@@ -6,7 +6,7 @@ manifest thread has it hashed, offers it to the tiers, and starts the real keepe
 milestone to an S3 server in parts, and writes and reads back a second copy.
 
 A round of that work goes from the moment at which verl would return from the save until the manifest is there, the
-copies are made and verified, and all processes are gone. It is cut into windows of some seconds *with* the work, each
+copies are made and verified, and all processes are gone. It is cut into windows of a second *with* the work, each
 paired with one as long *without*, in which its processes are stopped by a signal; the order within a pair is drawn. So
 both see the same machine: other guests of it move a throughput by several per cent from one minute to the next, which
 windows of a minute cannot tell from the work. At the end of a window with the work, and within it, what was written
@@ -15,7 +15,7 @@ the time it took, and a step across its border by the part that lies in it, so t
 
 Two loops: ``one_core`` leaves the other cores to the background work, as a trainer whose GPU does the work does, so
 that memory and disk decide; its windows cover whole rounds. ``all_cores`` keeps every core busy, so that idle priority
-decides: the work gets a hundredth of a core, and a round of 1 GB would take an hour. There a dozen pairs of a round are
+decides: the work gets a hundredth of a core, and a round of 1 GB would take an hour. There 40 pairs of a round are
 measured; in one round after the other they begin with the hashing, the snapshot, the upload, the second copy. Outside
 of them the loop stands still, and the round goes to its end. The S3 server, which in truth is another machine, runs
 here at idle priority too.
@@ -49,14 +49,14 @@ from exporter.protocol import CheckpointCopied
 
 PROOF_BYTES = 10**9
 """A smaller checkpoint shows that the benchmark works, and nothing else."""
-WINDOW_SECONDS = 4.0
+WINDOW_SECONDS = 1.0
 """Of a window with the work, before its sync."""
 KEEPER_SECONDS = 11.0
 """The plugin starts no two keepers within 10 s; a round that waits for that would look cheaper than it is."""
 ROUND_SECONDS = 1800.0
 WARM_UP_SECONDS = 5.0
 BEFORE_SECONDS = 10.0
-LOOPS: dict[str, int | None] = {"all_cores": 12, "one_core": None}
+LOOPS: dict[str, int | None] = {"all_cores": 40, "one_core": None}
 """Pairs of windows of a round; None: until it is over."""
 PARTS = 4
 """Where they begin if they are not the whole round, in turn: the hashing, the snapshot, the upload, the second copy."""
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code is its result."""
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint_overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0, metavar="G", help="size of the checkpoint")
-    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="checkpoints saved in each loop")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="checkpoints saved in each loop")
     parser.add_argument("--dir", type=Path, help="where there is room for four times the checkpoint")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
@@ -187,6 +187,7 @@ class _Work:
                 # Before the first window nothing is there yet that could be stopped.
                 windows += self._pair(without_first=bool(windows or part) and self._drawn.random() < 0.5)
             if not self._over():
+                self.next_step()  # the last window's last step is as long as it is
                 self._tell(STAND_STILL)
                 self._until(self._over)
                 self._go_on()
