@@ -45,6 +45,11 @@ class Acts:
         if asked is not None:
             changes = changes_from(run, asked.changes, target.step, forget=asked.forget_changes)
         start = starting.start_from(
-            self._command, run.checkpoint_dir, target, reason, "sizes" if depth == "sizes" else "content"
+            self._command,
+            run.checkpoint_dir,
+            target,
+            reason,
+            "sizes" if depth == "sizes" else "content",
+            (changes.changes if changes is not None else run.changes).settings,
         )
         self._life.start(start, command_id=target.command_id, changes=changes)

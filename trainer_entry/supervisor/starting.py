@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from exporter.protocol import Scalar
 from trainer_entry import checkpoints
 from trainer_entry.checkpoints import CheckpointError, Choice, Verification
 from trainer_entry.checkpoints.tiers.left_behind import note_left_behind
@@ -35,9 +36,10 @@ class Start:
     note: str = ""
 
 
-def plain_start(command: TrainerCommand, root: str) -> Start:
+def plain_start(command: TrainerCommand, root: str, changed: Mapping[str, Scalar] | None = None) -> Start:
     """A start that nobody asked a rollback for: the user's words as they are, unless verl would quietly begin anew.
 
+    ``changed``, here and below, are the settings in force in place of the words', which the ranks follow from too.
     Raises NothingToStartFrom, CheckpointError.
     """
     there = dict(checkpoints.step_directories(root))
@@ -46,6 +48,7 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
         return Start(command.argv, 0, note=note if there else "")
     if command.resume_path is not None:
         return Start(command.argv, checkpoints.step_of(command.resume_path), command.resume_path)
+    ranks = asked_world_size(command.argv, changed)
     step = checkpoints.tracker_step(root)
     danger = "it would start from scratch in silence"
     if step is None:
@@ -56,12 +59,12 @@ def plain_start(command: TrainerCommand, root: str) -> Start:
         why = f"verl's tracker in {root} names global_step_{step}, which is not there"
     elif (there[step] / checkpoints.ABANDONED_NAME).exists():
         why = f"verl's tracker in {root} names global_step_{step}, which a rollback left behind"
-    elif broken := unusable(there[step]):
+    elif broken := unusable(there[step], ranks):
         why = f"verl's tracker in {root} names global_step_{step}, which may not be restored: {broken.rstrip('.')}"
         danger = "it would fail on it, or train on the wrong data"
     else:
         return Start(command.argv, None)
-    choice = checkpoints.newest_verified(root, world_size=asked_world_size(command.argv))
+    choice = checkpoints.newest_verified(root, world_size=ranks)
     if choice.chosen is None:
         raise NothingToStartFrom(f"{why}, and {danger}. {explain_none(choice)} {WAY_OUT}")
     start = _resume(command, choice.chosen)
@@ -76,6 +79,7 @@ def held_start(
     held_argv: Sequence[str] | None,
     *,
     by_person: bool = False,
+    changed: Mapping[str, Scalar] | None = None,
 ) -> Start:
     """A start of a run that is held: only from a checkpoint that verifies by now, or from where a person's words say.
 
@@ -85,10 +89,10 @@ def held_start(
     """
     says_where = command.resume_mode in ("disable", "resume_path")
     if says_where and list(command.argv) != list(held_argv or ()):
-        return plain_start(command, root)
+        return plain_start(command, root, changed)
     if by_person:
         raise NothingToStartFrom(f"The run is held: {held} {BY_HAND}")
-    choice = checkpoints.newest_verified(root, not_after_step, world_size=asked_world_size(command.argv))
+    choice = checkpoints.newest_verified(root, not_after_step, world_size=asked_world_size(command.argv, changed))
     if choice.chosen is None:
         way_out = SAME_WORDS if says_where else WAY_OUT
         raise NothingToStartFrom(f"The run is held: {held} {explain_none(choice)} {way_out}")
@@ -100,13 +104,18 @@ def held_start(
 
 
 def start_from(
-    command: TrainerCommand, root: str, target: ResumeTarget, reason: str, depth: Literal["sizes", "content"]
+    command: TrainerCommand,
+    root: str,
+    target: ResumeTarget,
+    reason: str,
+    depth: Literal["sizes", "content"],
+    changed: Mapping[str, Scalar] | None = None,
 ) -> Start:
     """A rollback's start from ``target``, verified once more; newer checkpoints are marked as left behind.
 
     Raises NothingToStartFrom when the target does not verify, CheckpointError and OverrideError.
     """
-    verification = checkpoints.verify(target.path, depth, world_size=asked_world_size(command.argv))
+    verification = checkpoints.verify(target.path, depth, world_size=asked_world_size(command.argv, changed))
     if not verification.ok:
         raise NothingToStartFrom(f"{target.path} cannot be restored. {verification.reason}")
     start = _resume(command, verification)
@@ -114,11 +123,11 @@ def start_from(
     return start
 
 
-def unusable(directory: Path) -> str:
+def unusable(directory: Path, ranks: int | None = None) -> str:
     """Why verl would fail, or repeat data in silence, on a checkpoint that it would take by itself; empty if it would
-    not. One without a manifest is verl's own business as long as all of it is there.
+    not. One without a manifest is verl's own business as long as all of it is there. ``ranks`` resume, where known.
     """
-    found = checkpoints.verify(directory, "sizes", noted=False)
+    found = checkpoints.verify(directory, "sizes", world_size=ranks, noted=False)
     return "" if found.ok or found.problem in _NO_PROOF else found.reason
 
 

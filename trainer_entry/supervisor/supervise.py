@@ -141,9 +141,10 @@ class Supervisor:
                 run.held_not_after,
                 run.held_argv,
                 by_person=run.held_by_person,
+                changed=run.changes.settings,
             )
         else:
-            start = starting.plain_start(self._command, run.checkpoint_dir)
+            start = starting.plain_start(self._command, run.checkpoint_dir, run.changes.settings)
         if start.note:
             self._say(start.note)
         self._life.start(start)
