@@ -21,6 +21,7 @@ from trainer_entry.executors.ray_log import LogTail
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
+_OK = 200
 _NOT_FOUND = 404
 _NO_AGENT = (502, 503, 504)
 
@@ -126,18 +127,27 @@ class RayJobs:
             self._tail = None
 
     def _actors_left(self, ray_job: str | None) -> int:
-        """How many actors of the job do not count as dead yet; 0 where that cannot be told."""
+        """How many actors of the job do not count as dead yet; 0 where this Ray does not list actors (404).
+
+        Raises CannotAsk for any other answer: a dashboard that is busy is no proof that no actor holds a GPU.
+        """
         if not ray_job or not re.fullmatch(r"[0-9a-f]{1,64}", ray_job):
             return 0
         query = f"filter_keys=job_id&filter_predicates=%3D&filter_values={ray_job}&limit=10000&timeout=20&detail=0"
         answer = self._ask_of(lambda client: client._do_request("GET", f"/api/v0/actors?{query}"))
-        if answer is None or answer.status_code != 200:
+        if answer is None or answer.status_code == _NOT_FOUND:
             return 0  # an older Ray, or one that was told not to show this
-        try:
-            actors = json.loads(answer.content)["data"]["result"]["result"]
-            return sum(1 for actor in actors if actor["state"] != "DEAD")
-        except (ValueError, KeyError, TypeError):
-            return 0
+        why = f"answered with status {answer.status_code}"
+        if answer.status_code == _OK:
+            try:
+                actors = json.loads(answer.content)["data"]["result"]["result"]
+                return sum(1 for actor in actors if actor["state"] != "DEAD")
+            except (ValueError, KeyError, TypeError):
+                why = "gave an answer that is not understood"
+        said = answer.content.decode("utf-8", "replace").strip()[:200] or "nothing"
+        raise CannotAsk(
+            f"Whether actors of the job are left cannot be told: the Ray cluster at {self._given.address} {why}: {said}"
+        )
 
     def _ask(self, question: Callable[[Any], _T]) -> _T:
         """Put a question to the cluster, and its failures into sentences."""
