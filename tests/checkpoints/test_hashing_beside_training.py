@@ -102,6 +102,15 @@ def other_boot(directory: Path) -> None:
     edit(directory, boot_id="another")
 
 
+def test_a_save_of_another_machine_is_not_said_to_be_from_before_a_restart(tmp_path: Path) -> None:
+    directory = ppo(tmp_path, 5)
+    record_saved(directory, 5, Origin())
+    other_boot(directory)
+    [refused] = newest_verified(tmp_path).refused
+    assert refused.problem == "unfinished"
+    assert "it was saved on another machine, or before this one was started" in refused.reason
+
+
 def other_step(directory: Path) -> None:
     edit(directory, step=6)
 

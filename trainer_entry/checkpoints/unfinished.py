@@ -20,9 +20,9 @@ from trainer_entry.checkpoints.writing import Hashed, configured_sizes, write_ha
 def finish_unhashed(directory: str | os.PathLike[str]) -> Manifest | None:
     """Write the missing manifest of a save that had returned; None where there is nothing to finish, or it may not be.
 
-    It may not be where the trainer is alive, which does it itself; where the machine was started anew since, for then
-    nobody knows what had reached the disk; and where a file is not as long as when the save returned, or was changed
-    since. Raises OSError and CheckpointError as hashing does.
+    It may not be where the trainer is alive, which does it itself; where the machine was started anew since, or is not
+    the one that saved, for then nobody knows what had reached the disk; and where a file is not as long as when the
+    save returned, or was changed since. Raises OSError and CheckpointError as hashing does.
     """
     path = Path(directory)
     step = step_of(path)

@@ -46,10 +46,11 @@ def why_no_manifest(root: int) -> CheckpointError:
                 f"The file {name} is cut short, as a full disk or a killed save leaves it.", "truncated", name
             )
     if saved is not None:
-        reason = "" if of_this_boot(saved) else ", and the machine was started anew since"
-        return CheckpointError(
-            f"It was saved, but its files were not hashed before the trainer ended{reason}.", "unfinished"
-        )
+        if of_this_boot(saved):
+            sentence = "It was saved, but its files were not hashed before the trainer ended."
+        else:
+            sentence = "Its files are not hashed, and it was saved on another machine, or before this one was started."
+        return CheckpointError(sentence, "unfinished")
     return CheckpointError(
         f"It has no {MANIFEST_NAME}: the save was not finished, or was made without verl-sentinel.", "no_manifest"
     )
