@@ -65,6 +65,7 @@ own_options=() from=()
 state_dir="" reason="" dry_run=no save_first=no
 request_id="hand-$(date +%s)-$$"
 limits=() start=() changes=() given=() target=""
+done_so_far="nothing was done"
 
 takes_values() {
     local name
@@ -154,7 +155,7 @@ choose_target() {
         fi
         exit 4
     elif ((code != 0)); then
-        say "choosing failed (code $code); nothing was done"
+        say "choosing failed (code $code); $done_so_far"
         exit "$code"
     fi
     say "the target is $target"
@@ -191,6 +192,7 @@ stop_trainer() {
         ((code == 8)) && exit 8
         exit 5
     fi
+    done_so_far="the trainer is stopped, and was not started"
     if [[ $save_first == yes ]]; then
         save_first=no
         # What a clean end has saved is newer than any limit, and is what is wanted.

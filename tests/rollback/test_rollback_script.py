@@ -147,6 +147,38 @@ def test_a_target_that_vanishes_while_the_trainer_stops_is_replaced_by_the_one_b
 
 
 @pytest.mark.parametrize(
+    ("choices", "words", "sentence"),
+    [
+        (0, [], "nothing was done"),
+        (1, [], "the trainer is stopped, and was not started"),
+        (1, ["--save-first"], "the trainer is stopped, and was not started"),
+    ],
+)
+def test_a_choice_that_fails_says_whether_the_trainer_is_stopped_by_then(
+    scene: Scene, choices: int, words: list[str], sentence: str
+) -> None:
+    """The commands are stood in for: a file system that fails after so many choices, and a start that fails."""
+    tool = scene.folder / "python"
+    tool.write_text(f"""#!/bin/sh
+cd {scene.folder}
+case "$*" in
+    *" checkpoints choose "*) [ -e chosen-{choices} ] && exit 6; touch chosen-1; echo /c/global_step_5 ;;
+    *" stop "*) touch stopped ;;
+    *" resume "*) exit 6 ;;
+esac
+""")
+    tool.chmod(0o755)
+    if not choices:
+        (scene.folder / "chosen-0").touch()
+    scene.state.mkdir()
+    scene.environ["VERL_SENTINEL_PYTHON"] = str(tool)
+    done = scene.script("--state-dir", str(scene.state), *words)
+    assert done.returncode == 6
+    assert done.stdout.splitlines()[-1] == f"rollback: choosing failed (code 6); {sentence}"
+    assert (scene.folder / "stopped").exists() == (choices > 0)
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ([], "--state-dir is missing."),
