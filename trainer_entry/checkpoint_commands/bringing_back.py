@@ -26,6 +26,7 @@ from trainer_entry.checkpoints.tiers.restoring import choose_copy, restore
 from trainer_entry.checkpoints.tiers.sealing import identities_of
 from trainer_entry.checkpoints.tiers.stores import Store
 from trainer_entry.supervisor import exitcodes
+from trainer_entry.supervisor.hand import trainer_words
 from trainer_entry.supervisor.output import say
 from trainer_entry.supervisor.state import StateError
 
@@ -77,7 +78,7 @@ def drill_copy(parsed: argparse.Namespace) -> int:
             drilled = drill(
                 store,
                 copy,
-                request.argv if request is not None else run.argv,
+                trainer_words(request.argv) if request is not None else run.argv,
                 run.cwd,
                 identities,
                 Pace(stop=told.is_set, advance=advance),

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,8 @@ from typing import Literal
 from trainer_entry.executors import ExecutorError, confirm_gone, confirm_none_alive, job_state
 from trainer_entry.supervisor.attempts import Attempt
 from trainer_entry.supervisor.state import StateDir, StateError
+
+_SHADOW = "trainer_entry.executors"
 
 MAX_FOLLOWED_AGAIN = 20
 """How often the shadow of one attempt is started again. One that keeps dying is a fault of its own."""
@@ -38,10 +40,22 @@ class Hand:
         if self.name == "local":
             return list(argv)
         given = ["--settings", self.settings] if self.settings else []
-        return [sys.executable, "-m", "trainer_entry.executors", "--executor", self.name, *given, "--", *argv]
+        return [sys.executable, "-m", _SHADOW, "--executor", self.name, *given, "--", *argv]
 
 
 LOCAL = Hand()
+
+
+def trainer_words(argv: Sequence[str]) -> list[str]:
+    """The trainer's own words of what an attempt process was to run: without a shadow in front of them.
+
+    >>> trainer_words(Hand("ray", "/ray.yml").words(["python", "-m", "x", "--", "y"]))
+    ['python', '-m', 'x', '--', 'y']
+    >>> trainer_words(["python", "-m", "x", "--", "y"])
+    ['python', '-m', 'x', '--', 'y']
+    """
+    words = list(argv)
+    return words[words.index("--") + 1 :] if words[1:3] == ["-m", _SHADOW] and "--" in words else words
 
 
 def check(name: str, settings: Path | None) -> Hand:

@@ -15,8 +15,9 @@ from tests.checkpoints.tiers.conftest import Save
 from trainer_entry.checkpoints import verify
 from trainer_entry.checkpoints.tiers.jobs import RunNote, Workplace
 from trainer_entry.cli import main
+from trainer_entry.supervisor.hand import Hand
 from trainer_entry.supervisor.starting import leave_behind
-from trainer_entry.supervisor.state import StateDir
+from trainer_entry.supervisor.state import AttemptRequest, StateDir, write_record
 
 
 @pytest.fixture
@@ -199,6 +200,25 @@ def test_a_drill_trains_from_a_copy_times_it_and_leaves_nothing(
         (event,) = events
     assert isinstance(event, CheckpointChecked)
     assert (event.depth, event.ok, event.tier, event.step) == ("drill", True, "milestone", 10)
+
+
+@pytest.mark.parametrize("hand", [Hand("ray", "/etc/ray.yml"), Hand("slurm")])
+def test_a_drill_of_a_run_on_a_cluster_trains_here_with_the_trainers_own_words(
+    save: Save, state_dir: Path, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], hand: Hand
+) -> None:
+    save(10)
+    drilled(state_dir, tmp_path)
+    state = StateDir(state_dir)
+    record = state.read_run()
+    assert record is not None
+    request = AttemptRequest(attempt=1, argv=hand.words(record.argv), cwd=record.cwd, marker="m")
+    state.attempt_dir(1).mkdir()
+    write_record(state.attempt_dir(1) / "request.json", request)
+    state.write_run(msgspec.structs.replace(record, attempt=1, executor=hand.name))
+    run(state_dir, policy, "backup", "--tier", "milestone")
+    capsys.readouterr()
+    assert run(state_dir, policy, "drill", "--tier", "milestone", "--json", "--steps", "3") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
 
 
 def test_a_drill_whose_trainer_trains_too_little_has_failed_and_says_so(
