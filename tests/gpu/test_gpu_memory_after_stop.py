@@ -6,6 +6,7 @@ What is mocked is NVML's library alone, at the outermost edge (fake_nvml.c); pro
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -125,10 +126,8 @@ def test_without_nvml_nothing_is_checked_and_nobody_waits(monkeypatch: pytest.Mo
     assert left(None, [os.getpid()], lambda: None, seconds=60) == ([], [])
 
 
-def test_a_stop_fails_while_the_gpu_holds_memory_of_the_attempt(
-    seen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gone, "LIMIT_SECONDS", 0.0)
+def sleeping(tmp_path: Path) -> tuple[Lifecycle, int]:
+    """An attempt whose trainer sleeps, with that trainer's pid."""
     state = StateDir(tmp_path / "state")
     state.create()
     run = RunRecord(run_id="r", argv=[], cwd=str(tmp_path), checkpoint_dir=str(tmp_path))
@@ -146,8 +145,42 @@ def test_a_stop_fails_while_the_gpu_holds_memory_of_the_attempt(
     assert life.attempt is not None
     trainer = life.attempt.trainer()
     assert trainer is not None
+    return life, trainer.pid
+
+
+def test_a_stop_fails_while_the_gpu_holds_memory_of_the_attempt(
+    seen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gone, "LIMIT_SECONDS", 0.0)
+    life, trainer = sleeping(tmp_path)
     seen.set(count=1)
-    seen.healthy_gpu(0, used=71 * GIB, processes=f"{trainer.pid}:{70 * GIB}")
-    with pytest.raises(StateError, match=rf"GPU 0 \(NVIDIA H200\) still holds 70.0 GiB .* process {trainer.pid}"):
+    seen.healthy_gpu(0, used=71 * GIB, processes=f"{trainer}:{70 * GIB}")
+    with pytest.raises(StateError, match=rf"GPU 0 \(NVIDIA H200\) still holds 70.0 GiB .* process {trainer}"):
         life.stop(clean=0, save=False, hurry=Hurry())
     assert not life.running
+
+
+def test_after_a_crash_nothing_is_started_while_a_gpu_holds_memory_of_the_attempt(
+    seen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a stop confirmed, which a rollback begins with although there is no process to stop."""
+    monkeypatch.setattr(gone, "LIMIT_SECONDS", 0.0)
+    life, trainer = sleeping(tmp_path)
+    life.watch()
+    seen.set(count=1)
+    seen.healthy_gpu(0, used=71 * GIB, processes=f"{trainer}:{70 * GIB}")
+    os.kill(trainer, signal.SIGKILL)
+    assert life.attempt is not None
+    assert life.attempt.wait_until_swept(60)
+    assert life.watch() is not None
+    again = Start((sys.executable, "-c", "pass"), None)
+    holds = rf"GPU 0 \(NVIDIA H200\) still holds 70.0 GiB .* process {trainer}"
+    with pytest.raises(StateError, match=rf"{holds} .*Nothing is started."):
+        life.start(again)
+    with pytest.raises(StateError, match=holds):
+        life.stop(clean=0, save=False, hurry=Hurry())
+    assert life.number == 1
+    seen.gpu(0, used=GIB, processes="")
+    life.start(again)
+    assert life.number == 2
+    life.stop(clean=0, save=False, hurry=Hurry())

@@ -41,6 +41,7 @@ class Attempt:
         self._state = state
         self._child = child
         self._known: set[Process] = set()
+        self._seen: set[Process] = set()
         self.request = request
         self.number = request.attempt
         self.directory = state.attempt_dir(request.attempt)
@@ -123,7 +124,17 @@ class Attempt:
         """Live processes of this attempt but the attempt process; remembered, so that they stay known if it dies."""
         found = processes.members(self.request.marker, self.leader(), self._known)
         self._known = found
+        self._seen |= found
         return found
+
+    def pids_seen(self) -> set[int]:
+        """All processes that were ever seen as members, alive or not, but for those whose pid is somebody else's now.
+
+        One that has ended may still hold memory of a GPU.
+        """
+        record = self._local_record()
+        trainer = {Process(record.trainer_pid, record.trainer_start_ticks)} if record is not None else set()
+        return {each.pid for each in self._seen | trainer if processes.identify(each.pid) in (None, each)}
 
     def exit(self) -> ExitRecord | None:
         """How the trainer ended; None while it runs. Without a witness, both codes are None."""

@@ -1,8 +1,9 @@
-"""Whether the GPU memory that an attempt held is free after its stop. Called by ``stopping``; a start waits for it.
+"""Whether the GPU memory that an attempt held is free after its end. Called by ``stopping``; a start waits for it.
 
 A process that is gone from ``/proc`` may still hold memory of a GPU: its driver frees it in its own time, and a process
 that is stuck in the driver never gives it back. NVML is asked before the stop which processes hold how much, and after
-it until theirs is back. Only GPUs that the attempt used are looked at, and other people's processes there are theirs.
+it until theirs is back; where they had ended by themselves, until none of them is named. Only GPUs that the attempt
+used are looked at, and other people's processes there are theirs.
 
 NVML is asked in a process of its own (``python -m trainer_entry.supervisor.gone PID…``), for a driver that hangs must
 not hang the supervisor. Where there is no NVML, nothing is checked.
@@ -61,7 +62,7 @@ class Held:
 
 
 def holding(pids: Iterable[int], *, say: Callable[[str], None]) -> Held:
-    """Look at the GPUs before a stop; ``pids`` are the attempt's processes."""
+    """Look at the GPUs before a stop, or after a crash; ``pids`` are the attempt's processes."""
     wanted = set(pids)
     if not wanted or not _has_nvml():
         return Held(wanted, Look(unavailable="" if wanted else "there are no processes"))

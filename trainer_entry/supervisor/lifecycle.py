@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from exporter.protocol import AttemptExited, AttemptStarted
 from trainer_entry import changes as changing
 from trainer_entry import settings
+from trainer_entry.supervisor import gone
 from trainer_entry.supervisor.attempts import Attempt, new_marker
 from trainer_entry.supervisor.hand import LOCAL, FollowedAgain, Hand, before_start, left_behind
 from trainer_entry.supervisor.outfit import InForce, outfit
@@ -56,6 +57,7 @@ class Lifecycle:
         self._say = say
         self._tail: Tail | None = None
         self._seen_at = 0.0
+        self._freed = False
         self.run = run
         self.attempt: Attempt | None = None
         self.ended: ExitRecord | None = None
@@ -121,6 +123,7 @@ class Lifecycle:
         """
         before = self.run
         before_start(self._state, self._say)
+        self._wait_for_memory()
         number = before.attempt + 1
         in_force = changes or InForce(before.changes, before.skip_from)
         fitted = outfit(
@@ -177,6 +180,14 @@ class Lifecycle:
             raise StateError(f"Attempt {number} cannot be started: {error.strerror}.") from error
         self._report_start()
 
+    def _wait_for_memory(self) -> None:
+        """After an end that nobody asked for, no stop has seen that the GPUs' memory is free. Raises StateError."""
+        if self.attempt is None or self._freed:
+            return
+        held = gone.holding(self.attempt.pids_seen(), say=self._say)
+        if remains := gone.wait_until_free(held, say=self._say):
+            raise StateError(f"{' '.join(remains)} Nothing is started.")
+
     def _environ_of(self, number: int, environ: Mapping[str, str]) -> dict[str, str]:
         return {
             **environ,
@@ -229,6 +240,7 @@ class Lifecycle:
             raise StateError(f"Processes of attempt {self.attempt.number} could not be ended: {pids}.")
         if stopped.remains:
             raise StateError(" ".join(stopped.remains))
+        self._freed = True
         return stopped
 
     def notice_end(self, *, expected: bool) -> ExitRecord:
@@ -267,7 +279,7 @@ class Lifecycle:
     def _current(self, attempt: Attempt, *, from_end: bool) -> None:
         if self._tail is not None:
             self._tail.close()
-        self.attempt, self.ended = attempt, None
+        self.attempt, self.ended, self._freed = attempt, None, False
         self._tail = Tail(attempt.directory / "output.log", from_end=from_end) if self._follow else None
 
     def _report_start(self) -> None:

@@ -109,8 +109,8 @@ def stop(
     hurry = hurry or Hurry()
     if (host := attempt.elsewhere()) is not None:
         raise StateError(f"Attempt {attempt.number} runs on host {host}; stop it there.")
-    members = attempt.members()  # remembered, in case the attempt process dies under our hands
-    held = gone.holding((process.pid for process in members), say=say)
+    attempt.members()  # remembered, in case the attempt process dies under our hands
+    held = gone.holding(attempt.pids_seen(), say=say)
     stage: Stage = "ended before"
     if attempt.exit() is None and clean > 0:
         stage = "clean"
