@@ -127,6 +127,21 @@ def test_a_restore_from_s3_after_an_interruption_fetches_only_the_rest(
     assert same(root / "global_step_40", restored.path)
 
 
+def test_a_restore_that_was_interrupted_needs_room_for_the_rest_only(
+    put: Put, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = put(40, size=300_000)
+    seen: list[int] = []
+    with pytest.raises(Stopped):
+        bring(store, tmp_path / "back", pace=Pace(advance=seen.append, stop=lambda: sum(seen) >= 300_000))
+    facts = os.statvfs(tmp_path)
+    left = os.statvfs_result((facts.f_bsize, 1, 10**6, 400_000, 400_000, *tuple(facts)[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: left)
+    with pytest.raises(CheckpointError, match="There is no room"):
+        bring(store, tmp_path / "elsewhere")
+    assert same(root / "global_step_40", bring(store, tmp_path / "back"))
+
+
 def test_a_copy_that_was_tampered_with_is_not_restored(put: Put, tmp_path: Path) -> None:
     store = put(40)
     (folder,) = (tmp_path / "far" / "a").iterdir()

@@ -15,6 +15,7 @@ from typing import Any
 from trainer_entry.checkpoints.atomic import sync_directory
 from trainer_entry.checkpoints.files import file_facts, opened_directory
 from trainer_entry.checkpoints.layout import MANIFEST_NAME, TRACKER_NAME
+from trainer_entry.checkpoints.listed import size_on_disk
 from trainer_entry.checkpoints.manifest import MAX_MANIFEST_BYTES, Manifest, fingerprint_of, read_manifest
 from trainer_entry.checkpoints.marks import point_tracker
 from trainer_entry.checkpoints.problems import CheckpointError
@@ -94,7 +95,7 @@ def restore(
     target = part / final.name
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     manifest = _fetch_manifest(store, copy, record, target, identities, pace)
-    _room(base, manifest.bytes)
+    _room(base, manifest.bytes - size_on_disk(part))
     stored = {one.key.partition("/")[2].removesuffix(SEALED): one for one in record.objects}
     fetched = 0
     for entry in manifest.files:
@@ -182,7 +183,7 @@ def _room(base: Path, size: int) -> None:
     facts = os.statvfs(base)
     free = facts.f_bavail * facts.f_frsize
     if size > free:
-        raise CheckpointError(f"There is no room in {base}: {size} bytes are needed, {free} are free.")
+        raise CheckpointError(f"There is no room in {base}: {size} bytes more are needed, {free} are free.")
 
 
 def _only_run(store: Store) -> str:
