@@ -26,7 +26,11 @@ def backup(parsed: argparse.Namespace) -> int:
     workplace = Workplace(state.path)
     with stopping() as told, workplace.locked():
         if parsed.waiting:
-            Worker(state.path, run_id, policy).settle_archive()
+            rate = policy.limits.bytes_per_second
+            looking = Worker(
+                state.path, run_id, policy, lambda what, size: Pace(bytes_per_second=rate, stop=told.is_set)
+            )
+            looking.settle_archive()
             jobs = workplace.jobs()
         else:
             tier = tier_of(parsed, policy)

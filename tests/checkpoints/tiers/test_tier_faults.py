@@ -10,14 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exporter.protocol import CheckpointCopied
 from tests.checkpoints.tiers.conftest import Save, write_files
+from trainer_entry.checkpoints import Origin, verify, write_manifest
 from trainer_entry.checkpoints.tiers import copying
 from trainer_entry.checkpoints.tiers.jobs import Job, Workplace
-from trainer_entry.checkpoints.tiers.offering import STAGING_NAME, drop_oldest, offer_to
+from trainer_entry.checkpoints.tiers.naming import copy_name
+from trainer_entry.checkpoints.tiers.offering import STAGING_NAME, drop_oldest, finish, offer_to, stage, sweep_staged
 from trainer_entry.checkpoints.tiers.policy import Place, Policy, Retention, TierPolicy
 from trainer_entry.checkpoints.tiers.stores.local import LocalStore
 from trainer_entry.checkpoints.tiers.stores.s3 import S3Store
@@ -236,6 +239,108 @@ def test_the_oldest_waiting_copies_are_given_up_and_told(
         (event,) = events
     assert isinstance(event, CheckpointCopied)
     assert event.reason.startswith("Given up after 1 attempts")
+
+
+def test_copies_that_never_were_tried_are_given_up_too_but_not_the_one_that_is_being_made(
+    save: Save, root: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    tier = TierPolicy(tier="milestone", places=(Place(url=os.fspath(tmp_path / "far")),), retention=Retention())
+    workplace = Workplace(state_dir)
+    jobs = []
+    for step in (10, 20, 30, 40, 50):
+        jobs += offer_to(workplace, tier, os.fspath(root / f"global_step_{step}"), save(step), "test")
+    with workplace.at_work(jobs[0]):
+        drop_oldest(workplace, tier, 3)
+    assert [job.step for job in workplace.jobs()] == [10, 30, 40, 50]
+    drop_oldest(workplace, tier, 3)
+    assert [job.step for job in workplace.jobs()] == [30, 40, 50]
+    assert len(list((root / STAGING_NAME).iterdir())) == 3
+    with workplace.reports() as events:
+        assert [event.step for event in events] == [20, 10]
+        assert isinstance(events[0], CheckpointCopied)
+        assert events[0].reason == "Given up before it was tried, since 3 newer ones wait."
+
+
+def test_a_copy_that_takes_longer_than_checkpoints_come_is_made_all_the_same(
+    save: Save, root: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt(Place(url=os.fspath(tmp_path / "far")), save, root, state_dir)
+
+    def slow(*arguments: Any, **more: Any) -> copying.Copied:
+        for step in (50, 60):
+            offer_to(attempt.workplace, attempt.tier, os.fspath(root / f"global_step_{step}"), save(step), "test")
+        drop_oldest(attempt.workplace, attempt.tier, 1)
+        return copying.copy(*arguments, **more)
+
+    monkeypatch.setattr("trainer_entry.checkpoints.tiers.working.copy", slow)
+    assert attempt.carry_out().ok
+    assert [job.step for job in attempt.waiting()] == [60]
+    with attempt.workplace.reports() as events:
+        copied = [event for event in events if isinstance(event, CheckpointCopied)]
+        assert [(event.step, event.ok) for event in copied] == [(50, False), (40, True)]
+    assert attempt.workplace.id_at_work() == ""
+
+
+def test_archives_that_wait_are_all_kept(save: Save, root: Path, state_dir: Path, tmp_path: Path) -> None:
+    tier = TierPolicy(tier="archive", places=(Place(url=os.fspath(tmp_path / "far")),), retention=Retention())
+    workplace = Workplace(state_dir)
+    for step in (10, 20):
+        offer_to(workplace, tier, os.fspath(root / f"global_step_{step}"), save(step), "test")
+    drop_oldest(workplace, tier, 1)
+    assert [job.step for job in workplace.jobs()] == [10, 20]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of the code under test catches it."""
+
+
+def test_links_whose_deletion_was_killed_are_never_taken_for_whole_and_are_gone_in_the_end(
+    save: Save, root: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt(Place(url=os.fspath(tmp_path / "far")), save, root, state_dir)
+
+    def killed(tree: Path) -> None:
+        next(Path(tree).rglob("data.pt")).unlink()
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer_entry.checkpoints.tiers.offering.remove_tree", killed)
+        with pytest.raises(Killed):
+            finish(attempt.workplace, attempt.job)
+    assert len(list((root / STAGING_NAME).iterdir())) == 1
+    again = stage(os.fspath(root / "global_step_40"), attempt.job.name)
+    assert verify(again, "content").ok
+    attempt.worker.prune()
+    assert os.listdir(root / STAGING_NAME) == [attempt.job.name]
+
+
+def test_what_is_staged_and_has_no_job_goes_after_an_hour(
+    save: Save, root: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    """A process that was killed between the links and the job, or between the job and the links."""
+    attempt = Attempt(Place(url=os.fspath(tmp_path / "far")), save, root, state_dir)
+    staging = root / STAGING_NAME
+    lost = copy_name(save(10))
+    stage(os.fspath(root / "global_step_10"), lost)
+    half = staging / "toy-step20-00000000"
+    (half / "global_step_20").mkdir(parents=True)
+    write_files(root / "global_step_30", 30)
+    others = copy_name(write_manifest(root / "global_step_30", 30, origin=Origin(model="toy", run_id="b")))
+    stage(os.fspath(root / "global_step_30"), others)
+    (staging / "mine").mkdir()
+
+    def swept(seconds: float) -> set[str]:
+        sweep_staged(attempt.workplace, root, "a", now=time.time() + seconds)
+        return set(os.listdir(staging))
+
+    kept = {attempt.job.name, others, "mine"}
+    assert swept(3500) == {*kept, lost, half.name}
+    os.utime(staging / lost, (0, 0))
+    stage(os.fspath(root / "global_step_10"), lost)  # about to be offered again
+    assert swept(3500) == {*kept, lost, half.name}
+    assert swept(3700) == kept
+    finish(attempt.workplace, attempt.job)
+    assert swept(3700) == {others, "mine"}
 
 
 def test_a_damaged_job_is_moved_aside(state_dir: Path) -> None:

@@ -14,13 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from exporter.protocol import CheckpointCopied, CheckpointPruned, Event, RunFinished
+from exporter.protocol import CheckpointChecked, CheckpointCopied, CheckpointPruned, Event, RunFinished
 from tests.checkpoints.tiers.conftest import Save
 from trainer_entry.checkpoints import keeper, verify
+from trainer_entry.checkpoints.tiers import after_run
 from trainer_entry.checkpoints.tiers.after_run import finish_copies, pass_on
 from trainer_entry.checkpoints.tiers.jobs import Report, RunNote, Workplace
 from trainer_entry.checkpoints.tiers.offering import offer
+from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
+from trainer_entry.checkpoints.tiers.policy import Place, Policy, Retention, TierPolicy
 from trainer_entry.checkpoints.tiers.policy_file import read_policy
+from trainer_entry.checkpoints.tiers.working import Worker
 from trainer_entry.plugin.runtime import Runtime
 from trainer_entry.plugin.tiers import TierThread
 from trainer_entry.settings import Settings
@@ -270,6 +274,59 @@ def test_only_a_run_that_ended_by_itself_is_archived(
     copied = [(event.tier, event.step, event.ok) for event in events if isinstance(event, CheckpointCopied)]
     assert copied == ([("archive", 20, True)] if archived else [])
     assert bool(list((tmp_path / "archive").rglob("*.zst.age"))) is archived
+
+
+def test_the_end_of_a_run_waits_for_whoever_works_on_its_copies_and_then_makes_the_rest(
+    save: Save, root: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = written(tmp_path, f"snapshot: {{place: {tmp_path}/near}}\n")
+    workplace = Workplace(state_dir)
+    workplace.note_run(RunNote(run_id="a", checkpoint_dir=os.fspath(root), policy=os.fspath(policy)))
+    offered(workplace, policy, root / "global_step_10", save(10))
+    monkeypatch.setattr(after_run, "_BUSY_SECONDS", 0.01)
+    said: list[str] = []
+    with contextlib.ExitStack() as other:
+        other.enter_context(workplace.locked())
+
+        def say(sentence: str) -> None:
+            said.append(sentence)
+            if "another process works" in sentence:
+                other.close()
+
+        assert finish_copies(state_dir, say=say)
+    assert len(said) == 2
+    assert workplace.jobs() == []
+
+
+def test_the_archive_is_of_the_newest_checkpoint_whose_content_is_good(
+    save: Save, root: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    for step in (10, 20):
+        save(step)
+    rotten = root / "global_step_20" / "data.pt"
+    rotten.write_bytes(bytes(len(rotten.read_bytes())))
+    tier = TierPolicy(tier="archive", places=(Place(url=os.fspath(tmp_path / "far")),), retention=Retention())
+    workplace = Workplace(state_dir)
+    workplace.ask_for_archive()
+    Worker(state_dir, "a", Policy(source="p", tiers=(tier,))).settle_archive()
+    assert [job.step for job in workplace.jobs()] == [10]
+    assert not workplace.archive_wanted
+    (event,) = told(workplace)
+    assert isinstance(event, CheckpointChecked)
+    assert (event.step, event.depth, event.ok) == (20, "content", False)
+
+
+def test_a_keeper_that_is_stopped_while_it_looks_for_what_to_archive_leaves_it_wanted(
+    save: Save, state_dir: Path, tmp_path: Path
+) -> None:
+    save(10)
+    tier = TierPolicy(tier="archive", places=(Place(url=os.fspath(tmp_path / "far")),), retention=Retention())
+    workplace = Workplace(state_dir)
+    workplace.ask_for_archive()
+    worker = Worker(state_dir, "a", Policy(source="p", tiers=(tier,)), lambda what, size: Pace(stop=lambda: True))
+    with pytest.raises(Stopped):
+        worker.settle_archive()
+    assert workplace.archive_wanted
 
 
 def test_the_end_of_a_run_waits_for_its_archive_no_longer_than_it_may(

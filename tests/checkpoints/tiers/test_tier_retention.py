@@ -12,21 +12,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from exporter.protocol import CheckpointPruned
 from tests.checkpoints.tiers.conftest import Save
 from trainer_entry.checkpoints import holding, mark_abandoned
 from trainer_entry.checkpoints.holding import held, hold, release
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.saving import begin_save, end_save, saves
 from trainer_entry.checkpoints.tiers.copies import copies_of
-from trainer_entry.checkpoints.tiers.jobs import Workplace
+from trainer_entry.checkpoints.tiers.jobs import Report, Workplace
 from trainer_entry.checkpoints.tiers.naming import COPY_NAME, STARTED_NAME
 from trainer_entry.checkpoints.tiers.offering import offer_to
 from trainer_entry.checkpoints.tiers.own_directory import prune_own
-from trainer_entry.checkpoints.tiers.pace import Pace
+from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
 from trainer_entry.checkpoints.tiers.policy import OwnDirectory, Place, Policy, Retention, TierPolicy
 from trainer_entry.checkpoints.tiers.pruning import prune_tier
 from trainer_entry.checkpoints.tiers.restoring import choose_copy
-from trainer_entry.checkpoints.tiers.stores import open_store
+from trainer_entry.checkpoints.tiers.stores import Store, StoreError, open_store
 from trainer_entry.checkpoints.tiers.working import Worker, needed_paths
 from trainer_entry.supervisor.starting import leave_behind
 from trainer_entry.supervisor.state import AttemptRequest, StateDir, write_record
@@ -250,11 +251,68 @@ def test_old_copies_go_but_for_the_last_good_one(
 ) -> None:
     first, second, third = fill(state_dir, tier, save, root, 10, 20, 30)
     (tmp_path / "far" / "a" / third / "global_step_30" / "data.pt").write_bytes(bytes(100))
-    decisions, reports = prune_tier(tier, "a", (), Pace(), now=time.time() + 1000)
+    reports: list[Report] = []
+    decisions = prune_tier(tier, "a", (), Pace(), reports.append, now=time.time() + 1000)
     assert {d.what: d.delete for d in decisions} == {third: True, second: False, first: True}
     store = open_store(tier.places[0])
     assert [copy.name for copy in copies_of(store, "a")] == [second]
     assert [(r.name, r.ok) for r in reports if hasattr(r, "ok")] == [(third, False), (second, True)]
+
+
+def filled_twice(state_dir: Path, tier: TierPolicy, save: Save, root: Path, tmp_path: Path) -> TierPolicy:
+    """The tier with a second place; both hold steps 10 and 20, of which one is to stay."""
+    places = (*tier.places, Place(url=os.fspath(tmp_path / "farther")))
+    tier = msgspec.structs.replace(tier, places=places, retention=Retention(last=1))
+    worker = Worker(state_dir, "a", Policy(source="p", tiers=(tier,)))
+    for step in (10, 20):
+        for job in offer_to(worker.workplace, tier, os.fspath(root / f"global_step_{step}"), save(step), "test"):
+            assert worker.carry_out(job).event.ok
+    with worker.workplace.reports():
+        pass
+    return tier
+
+
+@pytest.mark.parametrize("down", [0, 1])
+def test_a_place_out_of_reach_neither_stops_retention_at_the_other_nor_hides_what_went_there(
+    save: Save,
+    root: Path,
+    state_dir: Path,
+    tier: TierPolicy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    down: int,
+) -> None:
+    tier = filled_twice(state_dir, tier, save, root, tmp_path)
+    lost, other = tier.places[down], tier.places[1 - down]
+
+    def opened(place: Place) -> Store:
+        if place == lost:
+            raise StoreError(f"{place.url} cannot be reached.")
+        return open_store(place)
+
+    monkeypatch.setattr("trainer_entry.checkpoints.tiers.pruning.open_store", opened)
+    decisions = Worker(state_dir, "a", Policy(source="p", tiers=(tier,))).prune()
+    assert [d.reason for d in decisions if d.where == lost.url] == [f"{lost.url} cannot be reached."]
+    assert [copy.step for copy in copies_of(open_store(other), "a")] == [20]
+    assert [copy.step for copy in copies_of(open_store(lost), "a")] == [20, 10]
+    with Workplace(state_dir).reports() as events:
+        pruned = [event for event in events if isinstance(event, CheckpointPruned)]
+    assert [event.step for event in pruned] == [10]
+    assert other.url in pruned[0].reason
+
+
+def test_what_went_is_told_though_the_work_is_stopped_at_the_next_place(
+    save: Save, root: Path, state_dir: Path, tier: TierPolicy, tmp_path: Path
+) -> None:
+    tier = filled_twice(state_dir, tier, save, root, tmp_path)
+    told: list[Report] = []
+
+    def gone() -> list[int]:
+        return [report.step for report in told if isinstance(report, CheckpointPruned)]
+
+    with pytest.raises(Stopped):
+        prune_tier(tier, "a", (), Pace(stop=lambda: bool(gone())), told.append)
+    assert gone() == [10]
 
 
 def test_no_copy_goes_when_none_is_good(
@@ -272,7 +330,8 @@ def test_what_another_tier_put_there_is_not_this_ones_to_delete(
 ) -> None:
     fill(state_dir, tier, save, root, 10, 20, 30)
     snapshots = TierPolicy(tier="snapshot", places=tier.places, retention=Retention(seconds=1.0, last=1))
-    decisions, reports = prune_tier(snapshots, "a", [], Pace(), now=time.time() + 1000)
+    reports: list[Report] = []
+    decisions = prune_tier(snapshots, "a", [], Pace(), reports.append, now=time.time() + 1000)
     assert not any(decision.delete for decision in decisions)
     assert "belongs to the tier milestone" in decisions[0].reason
     assert not reports
@@ -334,6 +393,6 @@ def test_a_half_copy_goes_after_a_day_unless_a_job_waits_for_it(
 def test_a_held_copy_stays(save: Save, root: Path, state_dir: Path, tier: TierPolicy, tmp_path: Path) -> None:
     first, _ = fill(state_dir, tier, save, root, 10, 20)
     hold(tmp_path / "far" / "a" / first, "somebody")
-    decisions, _ = prune_tier(tier, "a", (), Pace(), now=time.time() + 1000)
+    decisions = prune_tier(tier, "a", (), Pace(), now=time.time() + 1000)
     assert next(d.reason for d in decisions if d.what == first) == "a recovery holds it"
     assert (tmp_path / "far" / "a" / first).exists()

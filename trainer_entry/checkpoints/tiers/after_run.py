@@ -17,6 +17,7 @@ from trainer_entry.checkpoints.tiers.jobs import Report, Workplace
 
 LIMIT_SECONDS = 3600.0
 _LOOK_SECONDS = 0.2
+_BUSY_SECONDS = 1.0
 _TERM_SECONDS = 10.0
 
 
@@ -43,14 +44,23 @@ def finish_copies(
             named = {job.tier for job in waiting} | ({"archive"} if workplace.archive_wanted else set())
             tiers = ", ".join(sorted(named))
             say(f"the run is over; making its last copies ({tiers}), for up to {limit_seconds:g} s")
+        until = time.monotonic() + limit_seconds
         process = keeper.start(os.fspath(state_dir), note.run_id, note.policy)
+        waited = False
+        while (code := process.poll()) in (None, keeper.EXIT_BUSY) and time.monotonic() < until and not stop():
+            pass_on(workplace, tell)
+            if code is None:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            # The trainer's own keeper, which ends after the chunk it is at, or a backup by hand.
+            if not waited:
+                say("another process works on the copies of this run; waiting for it")
+                waited = True
+            time.sleep(_BUSY_SECONDS)
+            process = keeper.start(os.fspath(state_dir), note.run_id, note.policy)
     except OSError as error:
         say(f"the last copies of checkpoints could not be made: {error.strerror}")
         return False
-    until = time.monotonic() + limit_seconds
-    while process.poll() is None and time.monotonic() < until and not stop():
-        pass_on(workplace, tell)
-        time.sleep(_LOOK_SECONDS)
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(Exception):

@@ -138,6 +138,24 @@ class Workplace:
         self.put(later)
         return later
 
+    @contextlib.contextmanager
+    def at_work(self, job: Job) -> Iterator[None]:
+        """While this is open, the job is known to be carried out. A kill leaves that word until the next job's turn."""
+        path = self.path / "at-work.json"
+        with contextlib.suppress(OSError):
+            write_json_atomically(path, {"id": job.id})
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def id_at_work(self) -> str:
+        """The job that is being carried out; empty where none is."""
+        with contextlib.suppress(OSError, msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(_small(self.path / "at-work.json"), type=dict[str, str]).get("id", "")
+        return ""
+
     # ------------------------------------------------------------- the tiers
 
     def tier_state(self, tier: Tier) -> TierState | None:

@@ -86,8 +86,8 @@ class OwnDirectory(_Section, frozen=True):
 
 
 class Limits(_Section, frozen=True):
-    """For the keeper: bytes a second that it reads and sends (None: no limit), and how many copies may wait for a
-    place that cannot be reached before the oldest is given up.
+    """For the keeper: bytes a second that it reads and sends (None: no limit), and how many copies may wait for one
+    place, beside the one that is being made, before the oldest is given up.
     """
 
     bytes_per_second: int | None = None

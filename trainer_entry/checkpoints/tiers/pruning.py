@@ -7,7 +7,7 @@ whatever its age; where none passes, nothing is deleted. Only what our records s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -43,48 +43,48 @@ def prune_tier(
     run_id: str,
     waiting: Sequence[Job],
     pace: Pace,
+    tell: Callable[[Report], None] = lambda report: None,
     *,
     dry_run: bool = False,
     now: float | None = None,
-    stores: Sequence[Store] | None = None,
     left: Mapping[str, LeftBehind] | None = None,
-) -> tuple[list[Decision], list[Report]]:
-    """Apply a tier's retention at all its places. Returns each decision, and the events to be told. ``left`` are the
-    copies, by name, whose checkpoint a rollback went behind: they are marked at the place, and count for nothing.
+) -> list[Decision]:
+    """Apply a tier's retention at all its places. Returns each decision; each event goes to ``tell`` as it happens,
+    since the work may end at any moment. ``left`` are the copies, by name, whose checkpoint a rollback went behind:
+    they are marked at the place, and count for nothing.
 
-    Raises StoreError where a place cannot be used; what was deleted before that is in no doubt, since it was told by
-    the store. Stopped.
+    A place that cannot be used is a decision to keep all there, with step -1, and the other one is done all the same.
+    Raises Stopped.
     """
     decisions: list[Decision] = []
-    reports: list[Report] = []
     moment = time.time() if now is None else now
     for index, place in enumerate(tier.places):
-        store = stores[index] if stores is not None else open_store(place)
-        copies = _marked(store, copies_of(store, run_id), left or {}, dry_run)
         wanted = {job.name for job in waiting if job.tier == tier.tier and job.place == index}
-        planned = _planned(tier, copies, wanted, moment)
-        if any(decision.delete and copy.record is not None for copy, decision in planned):
-            planned = _without_last_good(store, planned, reports, tier, pace)
-        for copy, plan in planned:
-            held = plan.delete and _is_held(store, copy)
-            decision = _kept(store, copy, "a recovery holds it") if held else plan
-            placed = Decision(
-                store.place, decision.what, decision.step, decision.delete, decision.reason, decision.bytes
-            )
-            decisions.append(placed)
-            if placed.delete and not dry_run:
-                freed = store.remove(copy.prefix)
-                reports.append(
-                    CheckpointPruned(
-                        time=time.time(),
-                        step=copy.step,
-                        tier=tier.tier,
-                        name=copy.name,
-                        bytes=freed,
-                        reason=f"{placed.reason} ({store.place})"[:1000],
+        try:
+            store = open_store(place)
+            copies = _marked(store, copies_of(store, run_id), left or {}, dry_run)
+            planned = _planned(tier, copies, wanted, moment)
+            if any(decision.delete and copy.record is not None for copy, decision in planned):
+                planned = _without_last_good(store, planned, tell, tier, pace)
+            for copy, plan in planned:
+                held = plan.delete and _is_held(store, copy)
+                decision = replace(_kept(store, copy, "a recovery holds it") if held else plan, where=store.place)
+                if decision.delete and not dry_run:
+                    freed = store.remove(copy.prefix)
+                    tell(
+                        CheckpointPruned(
+                            time=time.time(),
+                            step=copy.step,
+                            tier=tier.tier,
+                            name=copy.name,
+                            bytes=freed,
+                            reason=f"{decision.reason} ({store.place})"[:1000],
+                        )
                     )
-                )
-    return decisions, reports
+                decisions.append(decision)
+        except CheckpointError as error:
+            decisions.append(Decision(place.url, tier.tier, -1, False, str(error)))
+    return decisions
 
 
 def _planned(tier: TierPolicy, copies: Iterable[Copy], wanted: set[str], now: float) -> list[tuple[Copy, Decision]]:
@@ -138,7 +138,11 @@ def _half(copy: Copy, wanted: set[str], now: float) -> Decision:
 
 
 def _without_last_good(
-    store: Store, planned: list[tuple[Copy, Decision]], reports: list[Report], tier: TierPolicy, pace: Pace
+    store: Store,
+    planned: list[tuple[Copy, Decision]],
+    tell: Callable[[Report], None],
+    tier: TierPolicy,
+    pace: Pace,
 ) -> list[tuple[Copy, Decision]]:
     """Take the newest copy that passes its check in full off the list of what goes; all, where none passes."""
     good: Copy | None = None
@@ -156,7 +160,7 @@ def _without_last_good(
             problem = str(error)
         except CheckpointError as error:
             problem = str(error)
-        reports.append(
+        tell(
             CheckpointChecked(
                 time=time.time(),
                 step=copy.step,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exporter.protocol import CheckpointCopied
+from exporter.protocol import CheckpointChecked, CheckpointCopied
 from trainer_entry.checkpoints.choosing import newest_verified
 from trainer_entry.checkpoints.layout import step_directories
 from trainer_entry.checkpoints.manifest import Manifest
@@ -21,12 +21,13 @@ from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.tiers.copying import Copied, GivenUp, copy
 from trainer_entry.checkpoints.tiers.jobs import Job, Report, TierState, Workplace
 from trainer_entry.checkpoints.tiers.left_behind import left_behind
-from trainer_entry.checkpoints.tiers.offering import finish, offer_to
+from trainer_entry.checkpoints.tiers.offering import finish, offer_to, sweep_staged
 from trainer_entry.checkpoints.tiers.own_directory import prune_own
 from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
 from trainer_entry.checkpoints.tiers.policy import Policy, TierPolicy
 from trainer_entry.checkpoints.tiers.pruning import Decision, prune_tier
 from trainer_entry.checkpoints.tiers.stores import StoreError
+from trainer_entry.checkpoints.verification import Verification
 from trainer_entry.supervisor.state import StateDir, StateError
 
 PaceFor = Callable[[str, int], Pace]
@@ -62,6 +63,10 @@ class Worker:
 
     def carry_out(self, job: Job) -> Outcome:
         """One attempt at a job. Raises Stopped, and OSError where not even that can be written down."""
+        with self.workplace.at_work(job):
+            return self._attempt(job)
+
+    def _attempt(self, job: Job) -> Outcome:
         tier = self._policy.tier(job.tier)
         began = time.monotonic()
         if tier is None or job.place >= len(tier.places):
@@ -86,16 +91,22 @@ class Worker:
         return self._done(job, tier, place, copied, began)
 
     def settle_archive(self) -> None:
-        """Make the job of the archive that the end of a run asked for, of the newest checkpoint that verifies.
+        """Make the job of the archive that the end of a run asked for, of the newest checkpoint that verifies in full.
 
-        A save that had returned but was not hashed when the trainer ended is hashed first. Raises OSError.
+        By its content, since what has rotted would be found out by its copy only, when no older one is tried any more.
+        A save that had returned but was not hashed when the trainer ended is hashed first. Raises Stopped, OSError.
         """
         if not self.workplace.archive_wanted:
             return
         tier, root = self._policy.tier("archive"), self._root()
         if tier is not None and root:
             try:
-                chosen = newest_verified(root, depth="sizes").chosen
+                pace = self._pace_for("archive: the newest good one", 0)
+                choice = newest_verified(root, depth="content", progress=pace.took)
+                for rotten in choice.refused:
+                    if rotten.problem == "content":
+                        self.workplace.report(_checked(rotten))
+                chosen = choice.chosen
                 if chosen is None or chosen.manifest is None:
                     raise CheckpointError(f"There is no checkpoint in {root} that verifies, so none is archived.")
                 offer_to(self.workplace, tier, os.fspath(chosen.path), chosen.manifest, "the end of the run")
@@ -123,15 +134,13 @@ class Worker:
                 found, reports = [Decision(root, root, -1, False, str(error))], []
             decisions += found
             self._tell(reports, dry_run)
+            if not dry_run:
+                sweep_staged(self.workplace, root, self._run_id)
         left = left_behind(root) if root else {}
         for tier in self._policy.tiers:
             pace = self._pace_for(f"{tier.tier}: what may go", 0)
-            try:
-                found, reports = prune_tier(tier, self._run_id, waiting, pace, dry_run=dry_run, left=left)
-            except CheckpointError as error:
-                found, reports = [Decision(tier.places[0].url, tier.tier, -1, False, str(error))], []
-            decisions += found
-            self._tell(reports, dry_run)
+            tell = _nobody if dry_run else self.workplace.report
+            decisions += prune_tier(tier, self._run_id, waiting, pace, tell, dry_run=dry_run, left=left)
         if not dry_run:
             self.workplace.pruned()
         return decisions
@@ -195,6 +204,10 @@ class Worker:
         return note.checkpoint_dir if note is not None else ""
 
 
+def _nobody(report: Report) -> None:
+    """To tell nobody."""
+
+
 def needed_paths(state_dir: str, root: str) -> set[str]:
     """Checkpoints that the next attempt starts from, or the current one was told to, until it has saved a newer one."""
     try:
@@ -219,6 +232,18 @@ def _made_since(path: os.PathLike[str], since: float) -> bool:
         return os.stat(manifest).st_mtime > since and not os.path.exists(os.path.join(path, ABANDONED_NAME))
     except OSError:
         return False
+
+
+def _checked(result: Verification) -> CheckpointChecked:
+    return CheckpointChecked(
+        time=time.time(),
+        step=result.step,
+        depth="content",
+        ok=result.ok,
+        name=result.path.name,
+        seconds=result.seconds,
+        reason=result.reason[:1000],
+    )
 
 
 def manifest_for(directory: str) -> Manifest:
