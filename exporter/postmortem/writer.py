@@ -40,6 +40,8 @@ MOST_KEPT: Final = 500
 """Post-mortems; the oldest go. The record and the audit log stay."""
 WRITE_SECONDS: Final = 180.0
 MOST_TRIES: Final = 3
+TRY_AGAIN_SECONDS: Final = 60.0
+"""From a failure to the next try, unless the store changes before: a disk that is full is so for a while."""
 MOST_FILE_BYTES: Final = 32 * 1024 * 1024
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
@@ -61,6 +63,8 @@ class PostmortemWriter:
         self._stamps: dict[str, str] = {}
         """Of each recovery whose post-mortem is as its record is."""
         self._tries: dict[str, int] = {}
+        self._failed_at: float | None = None
+        """Something could not be written then, and nothing was queued since."""
         self._waiting: deque[Recovery] = deque()
         self._working: asyncio.Task[None] | None = None
 
@@ -71,9 +75,9 @@ class PostmortemWriter:
             self._working = None
         try:
             changes = self._core.engine.changes
-            if changes != self._changes:
+            if changes != self._changes or self._tries_again():
                 self._note(self._core.engine.recoveries(LOOKED_AT))
-                self._changes = changes
+                self._changes, self._failed_at = changes, None
         except sqlite3.Error:
             return  # told by the recovery link; looked at again
         if self._working is None and self._waiting:
@@ -104,6 +108,11 @@ class PostmortemWriter:
         """Whether there is one to show."""
         return bool(_ID.fullmatch(recovery_id)) and (self.folder / recovery_id / TEXT_NAME).is_file()
 
+    def _tries_again(self) -> bool:
+        """A clock that was set back makes nothing wait longer."""
+        since = None if self._failed_at is None else self._clock() - self._failed_at
+        return since is not None and not 0.0 <= since < TRY_AGAIN_SECONDS
+
     def _note(self, newest: list[Recovery]) -> None:
         waiting = {one.id for one in self._waiting}
         for it in reversed(newest):
@@ -119,6 +128,7 @@ class PostmortemWriter:
                 await self._write(it)
             except (OSError, sqlite3.Error, MaterialUnreadable, TimeoutError, RuntimeError) as error:
                 self._tries[it.id] = self._tries.get(it.id, 0) + 1
+                self._failed_at = self._clock()
                 log.warning(
                     "The post-mortem of recovery %s could not be written: %s", it.id, error or "it took too long"
                 )
