@@ -15,6 +15,9 @@ from exporter.recovery.record import AuditEntry
 KINDS: Final[Mapping[str, str]] = {
     **STAGES,
     "approved": N_("Approved"),
+    "climbed": N_("Next rung"),
+    "followed": N_("Followed by another"),
+    "late_report": N_("Reported late"),
     "abort_reported": N_("Abort: reported"),
     "abort_overdue": N_("Abort: no answer"),
     "acknowledged": N_("Acknowledged"),

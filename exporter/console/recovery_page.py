@@ -196,7 +196,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
 
 def settled(recovery: Recovery) -> bool:
     """Nothing more will be reported of it."""
-    return recovery.stage != "aborted" or recovery.abort_answered
+    return recovery.abort_answered if recovery.stage == "aborted" else not recovery.may_still_act
 
 
 def decision_of(text: str) -> str:

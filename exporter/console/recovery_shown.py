@@ -85,7 +85,8 @@ def may(recovery: Recovery) -> tuple[Decision, ...]:
         return ("approve", "refuse")
     if recovery.active:
         return ("abort",)
-    return ("acknowledge",) if recovery.needs_a_person or recovery.holds_back else ()
+    abort: tuple[Decision, ...] = ("abort",) if recovery.may_still_act else ()
+    return ("acknowledge", *abort) if recovery.needs_a_person or recovery.holds_back else abort
 
 
 @dataclass(frozen=True, slots=True)

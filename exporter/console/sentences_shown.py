@@ -78,7 +78,9 @@ _PARAMETERS: Final = {
     "count": r"\d{1,20}",
     "step": r"\d{1,20}",
 }
-_ABORTED: Final = re.compile(r"(?P<who>.{1,200}?) aborted it while it was (?P<stage>[a-z ]{1,30})\. (?P<how>.+)")
+_ABORTED: Final = re.compile(
+    r"(?P<who>.{1,200}?) aborted it (?:while it was|after it had) (?P<stage>[a-z ]{1,30})\. (?P<how>.+)"
+)
 _MEANWHILE: Final = re.compile(r"(?P<before>.+) Attempt (?P<n>\d{1,20}) was started meanwhile\.")
 
 

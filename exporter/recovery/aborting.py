@@ -11,14 +11,18 @@ from msgspec.structs import replace
 
 from exporter.protocol import Abort, AttemptExited, AttemptStarted, CommandProgress
 from exporter.recovery.policy import Deadlines
-from exporter.recovery.progress import RANK, at_times, ended
+from exporter.recovery.progress import RANK, at_times, ended, heard
 from exporter.recovery.record import Recovery, TrainerLeft
 
 FINAL = ("succeeded", "failed")
 
 
 def aborted(recovery: Recovery, who: str, now: float) -> Recovery:
-    """The record of a commanded recovery, called off by ``who``."""
+    """The record of a recovery whose command was made, called off by ``who``.
+
+    One that had failed keeps the time of its end; whoever took note of that has not taken note of the abort.
+    """
+    recovery = replace(recovery, acknowledged_by="")
     asked = recovery.times.command_delivered is None or recovery.command_closed
     left: TrainerLeft = ""
     if recovery.new_attempt is not None or recovery.times.started is not None:
@@ -50,14 +54,11 @@ def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> 
         new = at_times(recovery, **{name: now for name, at in moments.items() if at == rank or name == "accepted"})
     else:
         new = at_times(recovery, accepted=now)
-    if progress.target_step is not None:
-        new = replace(new, target_step=progress.target_step, target_path=progress.target_path)
     answered = recovery.abort_answered or progress.state in FINAL
     if answered and not recovery.abort_answered:
         new = at_times(new, abort_answered=now)
     new = replace(
-        new,
-        progress=progress.state,
+        heard(new, progress),
         command_closed=recovery.command_closed or progress.state in FINAL,
         abort_answered=answered,
         abort_overdue=False if answered else recovery.abort_overdue,
@@ -110,7 +111,9 @@ def overdue(recovery: Recovery, deadlines: Deadlines, watching_since: float, now
 
 def _told(recovery: Recovery, detail: str = "") -> Recovery:
     """The record with the sentence that says how the abort left the run."""
-    who = f"{recovery.aborted_by} aborted it while it was {recovery.aborted_in.replace('_', ' ')}."
+    late = recovery.aborted_in == "failed"
+    when = "after it had failed" if late else f"while it was {recovery.aborted_in.replace('_', ' ')}"
+    who = f"{recovery.aborted_by} aborted it {when}."
     attempt = recovery.newest_attempt
     if recovery.times.command_delivered is None:
         how = "The supervisor had not been told of it yet, so nothing was done to the run."

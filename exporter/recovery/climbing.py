@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from exporter.detectors.base import Severity
 from exporter.recovery.assessment import Assessment, assess
-from exporter.recovery.evidence import Evidence, incident_data
+from exporter.recovery.evidence import Evidence, gather, incident_data
 from exporter.recovery.facts import OpenIncident, RunFacts
 from exporter.recovery.history import Standing, next_rung, spent_today, tries
 from exporter.recovery.plan import Plan, plan_for
@@ -68,7 +68,10 @@ def climb(
     found = assess(every, facts, policy, not_after=failed.not_after_step)
     if found.target is None:
         found = _from_the_same(failed, facts, policy) or found
-    trigger = next((one for one in every if policy.action_for(one) not in (None, "stop")), None)
+    stops = [one for one in new if one.attempt > failed.attempt and policy.action_for(one) == "stop"]
+    trigger = next((one for one in stops if gather(one, facts, policy).enough), None)
+    if trigger is None:
+        trigger = next((one for one in every if policy.action_for(one) not in (None, "stop")), None)
     ladder = policy.ladder_for(trigger)
     why = f"recovery {failed.id} has failed on the {failed.rung} rung"
     # A restart that did not help has not tried the checkpoint that its rung stands for.
@@ -81,6 +84,9 @@ def climb(
         return End(plan.considered)
     if plan.action == "stop" and not facts.running:
         return End(plan.considered)  # there is nothing to stop
+    if plan.mode == "observe":
+        only = _end(failed, f"the policy asks for a {plan.action}, and only observes it")
+        return End(plan.considered) if plan.considered else only
     return Climb(plan, _joined(failed, new), tuple({*failed.incident_keys, *(one.key for one in new)}))
 
 

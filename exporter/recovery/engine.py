@@ -13,7 +13,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from exporter.protocol import Abort, AttemptExited, AttemptStarted, Command, CommandProgress, SettingApplied
-from exporter.recovery import aborting, approving
+from exporter.recovery import aborting, approving, late
 from exporter.recovery import progress as stages
 from exporter.recovery.approving import WrongStage
 from exporter.recovery.climbing import Climb, climb, with_end
@@ -76,6 +76,8 @@ class RecoveryEngine(Readings):
                 self._follow(recovery, stages.after_command(recovery, progress, now), facts_now, now)
             elif recovery.stage == "aborted":
                 self._move(recovery, aborting.after_command(recovery, progress, now), now)
+            elif recovery.given_up:
+                self._move(recovery, late.after_command(recovery, progress, now), now)
 
     def on_attempt(
         self,
@@ -87,6 +89,10 @@ class RecoveryEngine(Readings):
     ) -> None:
         """The supervisor says that attempt ``attempt`` (of the batch's run) started or exited."""
         with self._lock, self._store.transaction():
+            if isinstance(event, AttemptStarted) and event.command_id:
+                given_up = self._store.get(event.command_id)
+                if given_up is not None and given_up.run_id == run_id and given_up.given_up:
+                    self._move(given_up, late.after_start(given_up, event, attempt, now), now)
             recovery = self._store.active(run_id) or self._store.last(run_id)
             if recovery is None or not (recovery.active or recovery.stage == "aborted"):
                 return
@@ -159,7 +165,8 @@ class RecoveryEngine(Readings):
         return self._operate(recovery_id, now, ("awaiting_approval",), lambda it: _refused(it, who, now))
 
     def abort(self, recovery_id: str, who: str, now: float) -> Recovery:
-        """Call a recovery off that is under way: nothing further is done for it. Same errors.
+        """Call a recovery off that is under way: nothing further is done for it. Same errors. So may be one that was
+        given up because a stage lasted too long, while the supervisor may still carry it out.
 
         One that waits for approval is refused. Of one that was handed to the supervisor the trainer is left as it is:
         running, or stopped until a person starts it. Asked again, the answer is the same.
@@ -170,7 +177,8 @@ class RecoveryEngine(Readings):
                 return known
             if known is not None and known.stage in ("planned", "awaiting_approval"):
                 return self._operate(recovery_id, now, (known.stage,), lambda recovery: _refused(recovery, who, now))
-            allowed = (*COMMANDED, "verifying")
+            gone_on = known is not None and known.may_still_act
+            allowed = ("failed",) if gone_on else (*COMMANDED, "verifying")
             return self._operate(recovery_id, now, allowed, lambda recovery: aborting.aborted(recovery, who, now))
 
     def acknowledge(self, recovery_id: str, who: str, now: float) -> Recovery:
@@ -314,7 +322,8 @@ class RecoveryEngine(Readings):
             return
         policy = self._policies.of(facts)
         found = [i for i in facts.incidents if i.attempt == facts.attempt and policy.action_for(i) is not None]
-        if not found or not (evidence := gather(found[0], facts, policy)).enough:
+        evidence = next((it for it in (gather(one, facts, policy) for one in found) if it.enough), None)
+        if evidence is None:
             return
         new = stages.ended(
             recovery,

@@ -163,19 +163,21 @@ class AlertJudge:
         recovery = begun(
             replace(with_plan(recovery, plan), episode=plan.standing.episode), self._policies.of(facts), now
         )
-        recovery = self._link_back(recovery, plan)
+        recovery = self._link_back(recovery, plan, now)
         self._store.save(recovery)
         self._note(alert, recovery.id, "planned", recovery.reason, now, data=plan_data(recovery, plan))
         self._store.mark(alert, "decided", "planned", recovery.id, now)
         observed = recovery.stage == "observed"
         return Decision("observed" if observed else "planned", recovery.reason, recovery.id)
 
-    def _link_back(self, recovery: Recovery, plan: Plan) -> Recovery:
+    def _link_back(self, recovery: Recovery, plan: Plan, now: float) -> Recovery:
         """One that goes on above a recovery which had seemed to succeed is linked with it, both ways."""
         previous = plan.standing.previous
         if previous is None or recovery.stage == "observed" or recovery.rung == previous.rung:
             return recovery
         self._store.save(replace(previous, climbed_to=recovery.id))
+        said = f"Recovery {recovery.id} goes on from it, on the {recovery.rung} rung."
+        self._store.note(now, recovery.run_id, previous.id, "followed", said, data={"climbed_to": recovery.id})
         return replace(recovery, climbed_from=previous.id)
 
     def start_climb(self, failed: Recovery, facts: RunFacts, step: Climb, now: float) -> Recovery:
@@ -192,7 +194,7 @@ class AlertJudge:
         )
         recovery = begun(with_plan(recovery, step.plan), policy, now, wait=policy.climb_seconds)
         self._store.save(recovery)
-        data = plan_data(recovery, step.plan) | {"climbed_from": failed.id}
+        data = plan_data(recovery, step.plan)
         self._store.note(now, recovery.run_id, recovery.id, "climbed", recovery.reason, data=data)
         return recovery
 
@@ -277,6 +279,8 @@ def plan_data(recovery: Recovery, plan: Plan) -> dict[str, Any]:
         "mode": recovery.mode,
         "stage": recovery.stage,
         "action": recovery.action,
+        "episode": recovery.episode,
+        "climbed_from": recovery.climbed_from,
         "incidents": list(recovery.incidents),
         "not_after_step": plan.not_after_step,
         "candidates": [asdict(candidate) for candidate in plan.candidates[:MOST_CANDIDATES]],

@@ -169,12 +169,12 @@ def plan_for(
     *,
     climbing: bool = False,
 ) -> Plan:
-    """The last two stages. ``incident``: what triggers it, for its action and its ladder; ``climbing``: a rollback
-    whatever triggered it."""
-    action = "rollback" if climbing or incident is None else policy.action_for(incident)
+    """The last two stages. ``incident``: what triggers it, for its action and its ladder; ``climbing``: what
+    is not to be stopped is rolled back."""
+    action = "rollback" if incident is None else policy.action_for(incident)
     assert action is not None, "what triggers nothing is refused before"
-    if action == "restart" and found.spoilt:
-        action = "rollback"  # what it would save is what is in doubt
+    if action == "restart" and (climbing or found.spoilt):
+        action = "rollback"  # a restart has not helped, or what it would save is what is in doubt
     ladder = policy.ladder_for(incident)
     made = _Made(evidence, found, stand, facts, policy, stages, describe(evidence.incidents))
     if action == "stop":

@@ -72,8 +72,11 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     command_seconds: float = 120.0
     """From the command being ready to a supervisor taking it."""
+    prepare_seconds: float = 3900.0
+    """From the supervisor taking the command to its beginning to stop the trainer: a checkpoint is read, an environment
+    built. Longer than the supervisor gives its rollback script."""
     stop_seconds: float = 600.0
-    """From the supervisor taking the command to the trainer being gone."""
+    """From there to the trainer being gone; a command that only stops the run is not prepared."""
     start_seconds: float = 900.0
     """From the trainer being gone to the new attempt having been started."""
     step_seconds: float = 3600.0

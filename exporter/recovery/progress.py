@@ -54,15 +54,20 @@ def with_output(recovery: Recovery, *lines: str) -> Recovery:
     return replace(recovery, output=(*recovery.output, *new)[-MOST_OUTPUT:])
 
 
+def heard(recovery: Recovery, progress: CommandProgress) -> Recovery:
+    """With what a report says of the command, whatever becomes of the recovery: state, words, restored checkpoint."""
+    said = f"{progress.state}: {progress.detail}" if progress.detail else ""
+    recovery = with_output(replace(recovery, progress=progress.state), *progress.output[-MOST_OUTPUT:], said)
+    if progress.target_step is None:
+        return recovery
+    return replace(recovery, target_step=progress.target_step, target_path=progress.target_path)
+
+
 def after_command(recovery: Recovery, progress: CommandProgress, now: float) -> Recovery | None:
     """The supervisor's report on the command. What was reported before, or lies behind it, is None."""
     if recovery.stage not in (*COMMANDED, "verifying") or RANK[progress.state] <= RANK[recovery.progress]:
         return None
-    said = f"{progress.state}: {progress.detail}" if progress.detail else ""
-    recovery = with_output(replace(recovery, progress=progress.state), *progress.output[-MOST_OUTPUT:], said)
-    if progress.target_step is not None:
-        recovery = replace(recovery, target_step=progress.target_step, target_path=progress.target_path)
-    recovery = at_times(recovery, command_delivered=now, accepted=now)
+    recovery = at_times(heard(recovery, progress), command_delivered=now, accepted=now)
     if recovery.stage == "verifying" and RANK[progress.state] < RANK["started"]:
         return recovery
     if progress.state == "failed":
@@ -226,6 +231,8 @@ def overdue(recovery: Recovery, deadlines: Deadlines, watching_since: float, now
     since = max(at for at in moments if at <= now)
     if recovery.stage == "commanded" and not recovery.progress:
         limit, what = deadlines.command_seconds, "No supervisor has taken the command"
+    elif recovery.stage == "commanded" and recovery.action != "stop":
+        limit, what = deadlines.prepare_seconds, "The supervisor has not begun to stop the trainer"
     elif recovery.stage in ("commanded", "stopping"):
         limit, what = deadlines.stop_seconds, "The trainer has not stopped"
     elif recovery.stage == "starting":

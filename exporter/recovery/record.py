@@ -234,6 +234,16 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         return self.trainer_left == "stopped" or unknown
 
     @property
+    def given_up(self) -> bool:
+        """A stage lasted too long, and a supervisor may have the command: what it reports of it is still taken in."""
+        return self.stage == "failed" and self.failed_by == "overdue" and self.times.command_delivered is not None
+
+    @property
+    def may_still_act(self) -> bool:
+        """It was given up, and the supervisor may still carry the command out: a person may abort it."""
+        return self.given_up and not self.command_closed and not self.climbed_to
+
+    @property
     def holds_back(self) -> bool:
         """A person has aborted it and not acknowledged that: its attempts are recovered by nobody else meanwhile."""
         return self.stage == "aborted" and not self.acknowledged_by

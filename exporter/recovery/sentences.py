@@ -12,8 +12,8 @@ from exporter.recovery.record import Recovery
 
 
 def kind(old: Recovery, new: Recovery) -> str:
-    """What happened: what a person decided, what was reported on an aborted recovery, else the stage it is in."""
-    if new.acknowledged_by != old.acknowledged_by:
+    """What happened: what a person decided, what was reported on a recovery that is over, else its stage."""
+    if new.acknowledged_by and new.acknowledged_by != old.acknowledged_by:
         return "acknowledged"
     if len(new.approvals) > len(old.approvals) or (new.stage == "commanded" and new.resolved_by != old.resolved_by):
         return "approved"
@@ -21,12 +21,14 @@ def kind(old: Recovery, new: Recovery) -> str:
         return "setting_proved" if new.proofs[-1].ok else "setting_not_applied"
     if old.stage == new.stage == "aborted":
         return "abort_overdue" if new.abort_overdue and not old.abort_overdue else "abort_reported"
+    if old.stage == new.stage == "failed":
+        return "late_report"
     return new.stage
 
 
 def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     """``changed``: of :func:`exporter.recovery.record.difference`."""
-    if new.acknowledged_by != old.acknowledged_by:
+    if new.acknowledged_by and new.acknowledged_by != old.acknowledged_by:
         return f"{new.acknowledged_by} acknowledged it."
     if "outcome" in changed:
         return new.outcome

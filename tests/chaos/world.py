@@ -47,7 +47,13 @@ RECOVERY: Mapping[str, Any] = {
     "cooldown_seconds": 3.0,
     "budget_per_day": 4,
     "success_steps": 4,
-    "deadlines": {"command_seconds": 30.0, "stop_seconds": 45.0, "start_seconds": 45.0, "step_seconds": 40.0},
+    "deadlines": {
+        "command_seconds": 30.0,
+        "prepare_seconds": 45.0,
+        "stop_seconds": 45.0,
+        "start_seconds": 45.0,
+        "step_seconds": 40.0,
+    },
 }
 """A policy as fast as the trainer, on a machine that has other things to do; otherwise the defaults."""
 

@@ -155,6 +155,13 @@ def test_a_supervisor_that_knows_no_aborts_goes_on_and_all_of_it_is_still_told(s
     assert not scene.engine.state_of(RUN).failed
 
 
+def test_what_the_script_said_after_an_abort_is_in_the_record_and_in_the_audit_log(scene: Scene) -> None:
+    recovery = scene.engine.abort(begun(scene, "accepted", "stopping").id, "ada", scene.now)
+    told = scene.report(recovery, "failed", detail="It was called off.", output=["step 4 of 5: stop the trainer"])
+    assert told.output[-2:] == ("step 4 of 5: stop the trainer", "failed: It was called off.")
+    assert "step 4 of 5" in str(scene.engine.audit()[0].data)
+
+
 def test_such_a_supervisor_reads_an_answer_with_an_abort_in_it() -> None:
     """Its decoder has no such field."""
 

@@ -10,11 +10,13 @@ from recovery_scene import RUN, Scene, incident
 
 from exporter.protocol import CommandProgress
 from exporter.recovery.engine import WrongStage
-from exporter.recovery.policy import Deadlines
+from exporter.recovery.policy import Deadlines, Trigger
 from exporter.recovery.progress import MOST_OUTPUT
 from trainer_entry.supervisor.command import WAIT_FOR_COMMAND_SECONDS
+from trainer_entry.supervisor.options import Options
 
 Restart = Callable[[], None]
+SCRIPT_SECONDS = Options.__dataclass_fields__["script_seconds"].default
 
 
 def walk(scene: Scene, between: Restart) -> list[str]:
@@ -174,7 +176,7 @@ def test_a_supervisor_that_cannot_carry_it_out_is_quoted(scene: Scene) -> None:
     ("reports", "limit", "words"),
     [
         ((), "command_seconds", "taken the command"),
-        (("accepted",), "stop_seconds", "has not stopped"),
+        (("accepted",), "prepare_seconds", "has not begun to stop"),
         (("accepted", "stopping"), "stop_seconds", "has not stopped"),
         (("accepted", "stopped"), "start_seconds", "has not started"),
         (("accepted", "started"), "step_seconds", "no healthy step"),
@@ -194,6 +196,22 @@ def test_a_stage_past_its_deadline_fails_and_a_person_is_told(
     assert words in recovery.outcome
     assert scene.engine.pending_command(RUN, scene.now) is None
     assert scene.engine.state_of(RUN).failed
+
+
+def test_a_rung_that_is_prepared_for_an_hour_before_anything_is_stopped_is_not_given_up(scene: Scene) -> None:
+    scene.tick()
+    recovery = scene.report(scene.fail_with(incident()), "accepted")
+    scene.tick(SCRIPT_SECONDS)
+    assert scene.recovery(recovery.id).stage == "commanded"
+    assert scene.report(recovery, "stopping").stage == "stopping"
+
+
+def test_a_command_that_only_stops_the_run_has_nothing_to_prepare(scene_with: Callable[..., Scene]) -> None:
+    scene = scene_with(triggers=(Trigger(detectors=("non_finite",), action="stop"),))
+    scene.tick()
+    recovery = scene.report(scene.fail_with(incident()), "accepted")
+    scene.tick(scene.policy.deadlines.stop_seconds + 3)
+    assert scene.recovery(recovery.id).outcome == "The trainer has not stopped within 600 s."
 
 
 def test_the_time_the_exporter_was_down_does_not_count_against_a_stage(scene: Scene) -> None:

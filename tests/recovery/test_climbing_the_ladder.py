@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 from ladder_scene import BAD, GOOD, LOST, LR, failure, next_attempt, prove, relapse, with_every_rung
-from recovery_scene import RUN, Scene, checkpoint
+from recovery_scene import RUN, Scene, checkpoint, incident
 
 from exporter.recovery.engine import WrongStage
-from exporter.recovery.facts import StableConfig
+from exporter.recovery.facts import OpenIncident, StableConfig
 from exporter.recovery.policy import Trigger
 from exporter.recovery.record import Recovery
 from exporter.recovery.rung_settings import Adjustment, Approvers, ConfigRung, GitSource, InfraRung, VersionRung
@@ -82,6 +83,55 @@ def test_a_rung_that_would_change_nothing_is_passed_over_with_its_reason(ladder:
     assert "same configuration" in reasons(climbed)["config"]
     assert "no other version" in reasons(climbed)["version"]
     assert any("config" in refused for stage in climbed.stages for refused in stage.refused)
+
+
+STOP = Trigger(detectors=("dead_run",), action="stop")
+ROLL_BACK = Trigger(detectors=("non_finite",))
+
+
+def dead(scene: Scene, recovery: Recovery, *, confidence: float = 1.0, others: Sequence[OpenIncident] = ()) -> None:
+    """The new attempt runs, and shows a failure of which the policy says that the run is to be stopped."""
+    number = next_attempt(scene, recovery)
+    found = incident("dead_run", "loss", 42, attempt=number, id="dead", confidence=confidence)
+    scene.facts = replace(scene.facts, incidents=(found, *others), step=44)
+    scene.engine.on_incident(found, scene.facts, scene.now)
+
+
+def test_a_failure_that_is_to_stop_the_run_stops_it_also_in_an_attempt_that_is_verified(
+    ladder: Callable[..., Scene],
+) -> None:
+    scene = ladder(triggers=(STOP, ROLL_BACK))
+    first = scene.fail_with(failure())
+    dead(scene, first)
+    second = newest(scene)
+    assert (scene.recovery(first.id).failed_by, scene.recovery(first.id).climbed_to) == ("relapse", second.id)
+    assert (second.action, second.stage, second.without_target) == ("stop", "commanded", False)
+    assert second.reason.endswith("The policy asks for a stop.")
+
+
+def test_a_failure_that_would_not_stop_the_run_by_itself_does_not_when_another_makes_it_climb(
+    ladder: Callable[..., Scene],
+) -> None:
+    stop = Trigger(detectors=("dead_run",), action="stop", agreement=9)
+    scene = ladder(triggers=(stop, Trigger(detectors=("non_finite", "surge"))), certainty=1.0)
+    first = scene.fail_with(failure())
+    others = (failure(3, onset=42, confidence=0.9), incident("surge", "kl", 42, attempt=3, id="kl"))
+    dead(scene, first, confidence=0.8, others=others)
+    assert (newest(scene).action, newest(scene).climbed_from) == ("rollback", first.id)
+
+
+@pytest.mark.parametrize("asked_for", [{"triggers": (STOP, ROLL_BACK)}, {"at_end": "stop"}])
+def test_a_stop_that_is_only_observed_leaves_the_failure_to_a_person(
+    ladder: Callable[..., Scene], asked_for: dict[str, object]
+) -> None:
+    scene = ladder(**asked_for)
+    first = scene.fail_with(failure())
+    scene.policy = msgspec.structs.replace(scene.policy, mode="observe")
+    scene.restart()  # the policy is another since
+    dead(scene, first)
+    failed = scene.recovery(first.id)
+    assert (newest(scene).id, failed.stage, failed.climbed_to) == (first.id, "failed", "")
+    assert scene.engine.state_of(RUN).failed
 
 
 def test_a_ladder_without_anything_to_climb_to_ends_with_its_reasons_in_the_failed_record(scene: Scene) -> None:
@@ -204,6 +254,9 @@ def test_the_same_failure_soon_after_a_success_goes_on_with_the_next_rung(ladder
     assert scene.alert(again, starts_at="2026-01-02T00:00:00Z").outcome == "planned"
     second = newest(scene)
     assert (second.rung, second.climbed_from, scene.recovery(first.id).climbed_to) == ("config", first.id, second.id)
+    planned, followed, *_ = scene.engine.audit(2)
+    assert (planned.kind, planned.data["climbed_from"]) == ("alert_planned", first.id)
+    assert (followed.kind, followed.recovery_id, followed.data) == ("followed", first.id, {"climbed_to": second.id})
 
 
 @pytest.mark.parametrize(("signal", "there", "target"), [("loss", (20, 40, 45), 40), ("loss", (45,), 45)])
