@@ -244,7 +244,7 @@ class AlertJudge:
             id=_recovery_id(alert, facts, len(self._store.history(facts.run_id))),
             run_id=facts.run_id,
             attempt=facts.attempt,
-            mode=policy.mode_of(policy.ladder[0]),
+            mode=policy.mode_off_the_ladder(),
             action="rollback",
             stage="planned",
             stage_since=now,

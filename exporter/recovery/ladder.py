@@ -64,7 +64,7 @@ def choose(
         step = look_at(rung, facts, assessment, policy, skip=skip)
         if step.changes is None:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=step.reason))
-        elif policy.acts and policy.mode_of(rung) == "observe":
+        elif policy.acts_on(tuple(ladder)) and policy.mode_of(rung) == "observe":
             reason = f"the policy only observes this rung; it would be taken: {step.reason}"
             considered.append(ConsideredRung(rung=rung, taken=False, reason=reason))
         else:

@@ -176,7 +176,7 @@ def plan_for(
     if action == "restart" and (climbing or found.spoilt):
         action = "rollback"  # a restart has not helped, or what it would save is what is in doubt
     ladder = policy.ladder_for(incident)
-    made = _Made(evidence, found, stand, facts, policy, stages, describe(evidence.incidents))
+    made = _Made(evidence, found, stand, facts, policy, ladder, stages, describe(evidence.incidents))
     if action == "stop":
         return made.stop(f"{made.findings}. The policy asks for a stop.", Choice(()))
     if action == "restart" and stand.above == 0:
@@ -203,6 +203,8 @@ class _Made:
     stand: Standing
     facts: RunFacts
     policy: RecoveryPolicy
+    ladder: tuple[Rung, ...]
+    """The one in use: what triggers it may have its own."""
     stages: tuple[StageResult, ...]
     findings: str
 
@@ -240,15 +242,13 @@ class _Made:
         )
 
     def stop(self, reason: str, choice: Choice, *, without_target: bool = False) -> Plan:
-        rung = self.policy.ladder[0]
-        return self._plan(
-            "stop", reason, choice, mode=self.policy.mode_of(rung), rung=rung, without_target=without_target
-        )
+        mode = self.policy.mode_off_the_ladder(self.ladder)
+        return self._plan("stop", reason, choice, mode=mode, rung=self.ladder[0], without_target=without_target)
 
     def end(self, choice: Choice) -> Plan:
         """The ladder ends: a run that still trains is left so, or stopped, as the policy says."""
-        rung = self.stand.previous.rung if self.stand.previous is not None else self.policy.ladder[-1]
-        mode = self.policy.mode_of(rung)
+        rung = self.stand.previous.rung if self.stand.previous is not None else self.ladder[-1]
+        mode = self.policy.mode_off_the_ladder(self.ladder)
         stops = self.policy.at_end == "stop" and self.facts.running
         reason = f"{self.findings}. {self.stand.why or 'Nothing'}, and no rung of the ladder is left that would help"
         after = "the run is stopped, and a person has to look at it." if stops else "a person has to look at it."

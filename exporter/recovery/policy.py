@@ -175,7 +175,8 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ladder: tuple[Rung, ...] = RUNGS
     """Which rungs, in which order. After the last comes a person."""
     modes: dict[Rung, Mode] = {}
-    """The mode of single rungs, where it is not that of the policy. One that is only observed is passed over."""
+    """The mode of single rungs, where it is not that of the policy. One that is only observed is passed over. Of a rule
+    that has a mode and not these, those of the policy hold that are stricter than its mode."""
     approval: dict[Rung, Approvers] = {}
     """Who has to approve, by rung."""
     config: ConfigRung = ConfigRung()
@@ -225,7 +226,11 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_ladder(self.ladder)
 
     def _with(self, rule: Rule) -> RecoveryPolicy:
-        return replace(self, rules=(), **rule.changed())
+        changed = rule.changed()
+        if rule.mode is not None and rule.modes is None:
+            # What a rule says of all rungs is not undone by what the policy says of one; what is stricter there stays.
+            changed["modes"] = {rung: mode for rung, mode in self.modes.items() if _stricter(mode, rule.mode)}
+        return replace(self, rules=(), **changed)
 
     def rule_for(self, run_id: str, project: str = "", cohort: str = "") -> int | None:
         """Index of the rule that applies to a run; None where it is the policy as a whole."""
@@ -249,10 +254,23 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def mode_of(self, rung: Rung) -> Mode:
         return self.modes.get(rung, self.mode)
 
+    def mode_off_the_ladder(self, ladder: tuple[Rung, ...] = ()) -> Mode:
+        """The mode of what is no matter of one rung: a stop, the end of the ladder. ``ladder``: the one in use.
+
+        It is only observed where every rung is. Where the policy observes and some rung acts, a person is asked.
+        """
+        if not self.acts_on(ladder):
+            return "observe"
+        return "approve" if self.mode == "observe" else self.mode
+
     @property
     def acts(self) -> bool:
         """Whether there is a rung that is more than observed."""
-        return any(self.mode_of(rung) != "observe" for rung in self.ladder)
+        return self.acts_on(())
+
+    def acts_on(self, ladder: tuple[Rung, ...]) -> bool:
+        """As :attr:`acts`, with the rungs of a trigger's own ladder."""
+        return any(self.mode_of(rung) != "observe" for rung in (*self.ladder, *ladder))
 
     def trigger_of(self, incident: OpenIncident) -> Trigger | None:
         """The trigger that this incident falls under, None where it may trigger nothing."""
@@ -281,6 +299,11 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether the incident needs no second signal: confidence, or a live detector that is critical."""
         live = incident.detector in LIVE_DETECTORS and incident.severity is Severity.CRITICAL
         return live or incident.confidence >= self.certainty
+
+
+def _stricter(mode: Mode, than: Mode) -> bool:
+    order: tuple[Mode, ...] = ("observe", "approve", "auto")
+    return order.index(mode) < order.index(than)
 
 
 _AT_LEAST_ONE: Final = {

@@ -14,6 +14,7 @@ from exporter.cli.program import app
 from exporter.config import Config, ConfigError, load, parse
 from exporter.detectors import registry
 from exporter.policy_file import MOST_BYTES, OF_LIVE_DETECTORS, parse_policy, read_policy
+from exporter.protocol import Rung
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.recovery.rung_settings import ALLOWED, forbidden
 from exporter.signals import SIGNALS
@@ -32,7 +33,7 @@ def test_the_example_is_sound_and_says_what_its_comments_say() -> None:
     assert policy.rule_name(policy.rule_for("a", "prod", "")) == "production"
     production = policy.of_rule(policy.rule_for("a", "prod", ""))
     assert (production.mode_of("checkpoint"), production.mode_of("config")) == ("auto", "approve")
-    assert policy.of_rule(policy.rule_for("scratch-1", "prod", "")).acts is True, "what a rule does not name stays"
+    assert policy.of_rule(policy.rule_for("scratch-1", "prod", "")).acts is False, "it is only observed"
     assert policy.of_rule(policy.rule_for("a", "", "lr-sweep")).ladder == ("checkpoint",)
     assert policy.rule_for("a", "", "") is None
 
@@ -75,6 +76,24 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int, words: str) -
     sentence = said(text)
     assert words in sentence
     assert sentence.startswith(f"p.yml, line {line}: " if line else "p.yml: ")
+
+
+@pytest.mark.parametrize(
+    ("mode", "rungs"),
+    [
+        ("observe", {"checkpoint": "observe", "config": "observe", "version": "observe"}),
+        ("approve", {"checkpoint": "observe", "config": "approve", "version": "approve"}),
+        ("auto", {"checkpoint": "observe", "config": "auto", "version": "approve"}),
+    ],
+)
+def test_what_a_rule_says_of_all_rungs_is_not_undone_by_modes_of_the_policy_and_stricter_ones_stay(
+    mode: str, rungs: dict[Rung, str]
+) -> None:
+    modes = "modes: {checkpoint: observe, config: auto, version: approve}"
+    policy = parse_policy(f"mode: auto\n{modes}\nrules: [{{run: a, mode: {mode}}}]", "p.yml")
+    of_rule = policy.of_rule(policy.rule_for("a"))
+    assert {rung: of_rule.mode_of(rung) for rung in rungs} == rungs
+    assert policy.of_rule(None).mode_of("config") == "auto"
 
 
 def test_the_configuration_may_name_a_file_beside_it(tmp_path: Path) -> None:

@@ -32,7 +32,13 @@ LADDERS: list[tuple[Rung, ...]] = [
     ("checkpoint", "version", "config"),
 ]
 REPORTS = ["accepted", "stopping", "stopped", "starting", "failed"]
-MODES: list[dict[str, str]] = [{}, {"config": "observe"}, {"config": "approve", "version": "approve"}]
+MODES: list[dict[str, str]] = [
+    {},
+    {"config": "observe"},
+    {"config": "approve", "version": "approve"},
+    {"checkpoint": "observe"},
+    {"checkpoint": "auto"},
+]
 
 
 class AnyLadder(RuleBasedStateMachine):
@@ -202,7 +208,9 @@ class AnyLadder(RuleBasedStateMachine):
         for before, after in () if getattr(self, "set_back", True) else itertools.pairwise(ordered):
             assert before.times.finished is not None
             assert after.times.planned is not None
-            if after.climbed_from == before.id and before.stage == "failed":
+            # One that another alert has led to goes on above the one before as well, and has waited for the cooldown.
+            same_alert = after.starts_at == before.starts_at
+            if after.climbed_from == before.id and before.stage == "failed" and same_alert:
                 if after.times.commanded is not None:
                     assert after.times.commanded - before.times.finished >= self.scene.policy.climb_seconds * (
                         after.mode == "auto"
@@ -214,10 +222,12 @@ class AnyLadder(RuleBasedStateMachine):
     def what_is_commanded_was_allowed_on_its_rung(self) -> None:
         for one in self.recoveries():
             if one.times.commanded is not None:
-                mode = self.scene.policy.mode_of(one.rung)
+                policy = self.scene.policy
+                stops = one.action == "stop"
+                mode = policy.mode_off_the_ladder(policy.ladder) if stops else policy.mode_of(one.rung)
                 assert mode != "observe"
                 enough = len({it.who for it in one.approvals}) >= one.approvals_needed
-                assert mode == "auto" or (enough and one.times.approved is not None)
+                assert (mode == one.mode == "auto") or (enough and one.times.approved is not None)
 
     @invariant()
     def the_target_is_verified_and_before_the_onset_less_the_margin(self) -> None:
