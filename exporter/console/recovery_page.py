@@ -2,8 +2,9 @@
 :mod:`exporter.console.rooms`.
 
 A decision takes two steps: a page that says what will happen, and the form on it. The form brings along what the person
-saw: the stage, and the checkpoint that was the target. Where either is another by then, nothing is done, and the page
-says so and shows what there is now. Only an abort holds in whatever stage the recovery has come to meanwhile.
+saw: the stage, the checkpoint that was the target, and the plan. Where one of them is another by then, nothing is done,
+and the page says so and shows what there is now. Only an abort holds in whatever stage the recovery has come to
+meanwhile.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ LIVE_SECONDS: Final = 2
 STALE: Final = {
     "stage": N_("It has moved on since you looked, and nothing was done. This is how it stands now."),
     "target": N_("The target has moved since you looked, and nothing was done. Look at the new plan and decide again."),
+    "plan": N_("The plan has changed since you looked, and nothing was done. Look at the new plan and decide again."),
 }
 
 
@@ -96,7 +98,8 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             raise no_recovery(form.get("id", ""))
         # From here to the engine nothing is awaited: what is compared is what is decided on.
         if not shown.decided_already(found, decision, who):
-            stale = shown.moved(found, decision, form.get("stage", ""), form.get("target", ""))
+            saw = (form.get(name, "") for name in ("stage", "target", "plan"))
+            stale = shown.moved(found, decision, *saw)
             if stale:
                 return visitor.go_to(PATH, id=found.id, stale=stale)
             carry_out(decision, found, who)
@@ -146,6 +149,7 @@ def recovery_pages(console: Console) -> list[HTTPRouteHandler]:
             "only_resumes": shown.only_resumes(found),
             "stages": shown.STAGES,
             "decisions": shown.DECISIONS,
+            "plan": shown.plan_of(found),
         }
 
     def step_of(found: Recovery) -> int | None:

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from exporter.console.languages import N_
 from exporter.recovery.changes import RESUME_MODE, RESUME_PATH
@@ -171,16 +174,26 @@ def trained_again(recovery: Recovery, step: int | None) -> tuple[int, int] | Non
     return (target + 1, last) if last > target else None
 
 
-def moved(recovery: Recovery, decision: str, stage: str, target: str) -> Literal["", "stage", "target"]:
+def plan_of(recovery: Recovery) -> str:
+    """What an approval would be for, in a few characters that a form can bring along."""
+    return hashlib.sha256(msgspec.json.encode(recovery.what_is_done)).hexdigest()[:16]
+
+
+def moved(
+    recovery: Recovery, decision: str, stage: str, target: str, plan: str
+) -> Literal["", "stage", "target", "plan"]:
     """Whether the recovery is another than the page showed on which somebody decided.
 
-    ``target`` is the planned step as text, empty where there was none. Who aborts wants an end of it, however far it
-    has come while the question was read: a supervisor goes from stage to stage within seconds.
+    ``target`` is the planned step as text, empty where there was none; ``plan`` is of :func:`plan_of`. Who aborts wants
+    an end of it, however far it has come while the question was read: a supervisor goes from stage to stage within
+    seconds.
     """
     if recovery.stage != stage and not (decision == "abort" and "abort" in may(recovery)):
         return "stage"
     planned = "" if recovery.planned_target_step is None else str(recovery.planned_target_step)
-    return "" if planned == target else "target"
+    if planned != target:
+        return "target"
+    return "plan" if decision == "approve" and plan != plan_of(recovery) else ""
 
 
 def decided_already(recovery: Recovery, decision: str, who: str) -> bool:

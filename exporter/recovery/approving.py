@@ -36,6 +36,15 @@ def approved(recovery: Recovery, who: str, now: float) -> Recovery:
     return stages.to_stage(new, "commanded", now)
 
 
+def asked_anew(old: Recovery, new: Recovery, now: float) -> Recovery:
+    """The record whose plan was made anew. What people had approved was the plan before: they are asked again."""
+    if new.mode != "approve" or new.what_is_done == old.what_is_done:
+        return new
+    times = replace(new.times, approved=None, commanded=None)
+    waits = replace(new, approvals=(), resolved_by="", not_before=0.0, times=times)
+    return stages.to_stage(waits, "awaiting_approval", now)
+
+
 def _same_person(one: str, other: str) -> bool:
     """Whether two names are of one person, who may write it with a capital at one time and without at another."""
     return _plain(one) == _plain(other)

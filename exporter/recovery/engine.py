@@ -312,8 +312,11 @@ class RecoveryEngine(Readings):
         recovery = self._store.active(facts.run_id)
         if recovery is None or recovery.stage not in ("planned", "awaiting_approval", "commanded"):
             return
-        if recovery.times.command_delivered is None:
-            self._move(recovery, made_anew(recovery, facts, self._policies.of(facts)), now)
+        if recovery.times.command_delivered is not None:
+            return
+        new = made_anew(recovery, facts, self._policies.of(facts))
+        if new is not None:
+            self._move(recovery, approving.asked_anew(recovery, new, now), now)
 
     def _fail_on_relapse(self, facts: RunFacts, now: float) -> None:
         """The new attempt shows a failure that would itself be worth a recovery: another restart is no answer to it."""

@@ -28,6 +28,7 @@ from exporter.recovery.history import Standing, cooldown_left, counts, spent_tod
 from exporter.recovery.ladder import Choice, choose, in_force
 from exporter.recovery.policy import Action, Mode, RecoveryPolicy
 from exporter.recovery.record import ConsideredRung, Recovery, StageResult
+from exporter.recovery.rung_settings import Approvers
 
 RefusalKind = Literal[
     "active", "stale", "no_trigger", "answered", "aborted", "person", "agreement", "cooldown", "budget"
@@ -329,6 +330,9 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
     if plan.ends:
         plan = with_fields(plan, without_target=True, ends=False)
     made = replace(with_plan(recovery, plan), mode=recovery.mode)
+    if plan.action == "stop" and plan.mode == "approve" and recovery.mode != "approve":
+        who = policy.approval.get(plan.rung, Approvers())  # what was to be done by itself, and may not be ended so
+        made = replace(made, mode="approve", approvals_needed=who.approvals, approvers=who.names)
     passed = tuple(it for it in recovery.considered if not it.taken)
     return replace(
         made,

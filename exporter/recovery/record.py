@@ -258,6 +258,12 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         """The restored step: what the supervisor reported, else what was planned."""
         return self.target_step if self.target_step is not None else self.planned_target_step
 
+    @property
+    def what_is_done(self) -> tuple[Action, Rung, int | None, str, Changes, bool]:
+        """What an approval is for: two plans that have this in common do the same to the run."""
+        target = (self.planned_target_step, self.planned_target_path)
+        return (self.action, self.rung, *target, self.protocol_changes, self.without_target)
+
     def command(self) -> Command:
         """What the supervisor is asked for.
 

@@ -41,12 +41,15 @@ def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
     if new.proofs and new.proofs != old.proofs and new.stage == old.stage:
         it = new.proofs[-1]
         return f"{it.name} = {it.wanted} is {'in effect' if it.ok else f'not in effect: {it.reason}'}."
+    if new.stage == "awaiting_approval" and (old.stage != new.stage or len(new.approvals) < len(old.approvals)):
+        who = ", ".join(one.who for one in old.approvals)
+        ask = f"{who} approved the one before, and it has to be approved again." if who else "It has to be approved."
+        return f"The plan is another{_moved(old, new)}. {ask}"
     if new.stage != old.stage:
         return _entered(old, new)
     stage = new.stage.replace("_", " ")
-    if new.planned_target_step != old.planned_target_step:
-        target = "and none is left" if new.planned_target_step is None else f"to step {new.planned_target_step}"
-        return f"Still {stage}; the target moved back from step {old.planned_target_step} {target}."
+    if moved := _moved(old, new):
+        return f"Still {stage}{moved}."
     if "first_healthy_step" in times:
         return f"Step {new.first_healthy_step} is the first healthy step past the checkpoint."
     if new.progress != old.progress:
@@ -59,6 +62,14 @@ def summary(old: Recovery, new: Recovery, changed: Mapping[str, Any]) -> str:
         return f"Attempt {new.new_attempt} was started."
     names = sorted({*changed, *times} - {"times"})
     return f"Still {stage}; new: {', '.join(names)}."
+
+
+def _moved(old: Recovery, new: Recovery) -> str:
+    """Where the target has moved to, behind the beginning of a sentence; empty where it has not moved."""
+    if new.planned_target_step == old.planned_target_step:
+        return ""
+    target = "and none is left" if new.planned_target_step is None else f"to step {new.planned_target_step}"
+    return f"; the target moved back from step {old.planned_target_step} {target}"
 
 
 def _entered(old: Recovery, new: Recovery) -> str:

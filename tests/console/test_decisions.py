@@ -165,6 +165,17 @@ def test_a_target_that_moved_since_it_was_shown_is_not_approved(approving: Expor
     assert ada.decide(recovery, "approve").stage() == "commanded"
 
 
+def test_a_plan_that_is_another_since_it_was_shown_is_not_approved(approving: ExporterProcess) -> None:
+    """The same checkpoint with other settings, or a stop, is another plan."""
+    run = broken(approving, "another plan")
+    recovery = run.recovery()
+    ada = Person(approving.url, "ada")
+    page = ada.decide(recovery, "approve", plan="of a while ago")
+    assert page.has("The plan has changed since you looked, and nothing was done.")
+    assert page.stage() == "awaiting_approval"
+    assert ada.decide(recovery, "approve").stage() == "commanded"
+
+
 def test_what_somebody_else_has_decided_meanwhile_is_said(approving: ExporterProcess) -> None:
     run = broken(approving, "meanwhile")
     recovery = run.recovery()
