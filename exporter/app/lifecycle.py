@@ -42,6 +42,8 @@ CLOCK_SETTLES_SECONDS = 3600.0
 """After a start, and after the clock was set, nothing is removed for its age for as long."""
 READ_SLICE_SECONDS = 0.05
 """Reading the journal lets others work after as long, so that health checks are answered during it."""
+STABLE_CONFIGS_SECONDS = 30.0
+"""The start waits for as long for what git has, and no longer: that repository may be on a disk that hangs."""
 READ_AGAIN_SECONDS = 2.0
 """A journal that cannot be read is tried again after as long: its disk may come back, or a person restore it."""
 
@@ -160,6 +162,8 @@ class Exporter:
             raise Refused("journal", message, status=503, retry_after=5) from None
 
     async def _run(self) -> None:
+        if self.core.link.stable_configs:
+            await self._know_stable_configs()
         journal = await self._read_until_it_works()
         self.core.begin(journal.watched(), self.clock())
         self._recorder.start(journal, asyncio.get_running_loop().call_soon_threadsafe)
@@ -233,11 +237,19 @@ class Exporter:
                 self.core.faults += 1
                 log.exception("The archivist failed")
 
+    async def _know_stable_configs(self) -> None:
+        """Once before anything is decided: what the journal leads to may be answered with a configuration in git, and a
+        rung that was passed over for want of it does not come again."""
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self.core.link.stable_configs.refresh), STABLE_CONFIGS_SECONDS)
+        except asyncio.TimeoutError:
+            log.warning("git has not answered within %g s; the start does not wait for it.", STABLE_CONFIGS_SECONDS)
+
     async def _read_stable_configs(self) -> None:
         """What recovery may go back to in git is read by a thread, so that no decision waits for it."""
         while True:
-            await asyncio.to_thread(self.core.link.stable_configs.refresh)
             await asyncio.sleep(REFRESH_SECONDS)
+            await asyncio.to_thread(self.core.link.stable_configs.refresh)
 
     def _open_journal(self) -> Journal | None:
         """None where it cannot be opened now: that may pass. That it is another program's does not."""

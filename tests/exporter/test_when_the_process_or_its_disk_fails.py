@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exporter_process import PUSH, ExporterProcess, push, running
 
+from exporter.app import lifecycle
 from exporter.app.lifecycle import Exporter
 from exporter.config import Config
 from exporter.protocol import (
@@ -20,7 +22,11 @@ from exporter.protocol import (
     RolloutCounts,
     Step,
 )
+from exporter.recovery.policy import RecoveryPolicy
+from exporter.recovery.rung_settings import ConfigRung, GitSource
 from exporter.service.admission import Refused
+from exporter.service.core import Core
+from exporter.service.stable_config import StableConfigs
 
 
 def _history(exporter: ExporterProcess) -> None:
@@ -85,6 +91,58 @@ def test_a_disk_that_is_full_is_answered_503_and_loses_nothing_that_was_acknowle
         exporter.start()
         assert acknowledged > 3
         assert exporter.metrics()['verl_training_steps_total{run="json"}'] == acknowledged
+
+
+def _with_git(folder: Path) -> Exporter:
+    rung = ConfigRung(source="git", git=GitSource(repository=str(folder / "no repository")))
+    return Exporter(Config(data_dir=str(folder / "data"), recovery=RecoveryPolicy(config=rung)))
+
+
+async def _until_replayed(exporter: Exporter) -> None:
+    await exporter.start()
+    while not exporter.replayed:
+        await asyncio.sleep(0)
+
+
+def test_what_git_has_is_looked_up_before_what_the_journal_leads_to_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rung that is passed over because nobody has looked yet does not come again in its episode."""
+    exporter = _with_git(tmp_path)
+    replay, known = Core.replay, []
+
+    def replayed(core: Core, *given: Any) -> Any:
+        known.extend(core.link.stable_configs.of(source).error for source in core.engine.policies.git_sources())
+        return replay(core, *given)
+
+    monkeypatch.setattr(Core, "replay", replayed)
+
+    async def begin() -> None:
+        await _until_replayed(exporter)
+        await exporter.stop()
+
+    asyncio.run(begin())
+    assert len(known) == 1
+    assert "no repository" in known[0], known
+
+
+def test_git_that_does_not_answer_does_not_hold_the_start_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter, answer, answered = _with_git(tmp_path), threading.Event(), threading.Event()
+
+    def refresh(_: StableConfigs) -> None:
+        answer.wait(30)
+        answered.set()
+
+    monkeypatch.setattr(StableConfigs, "refresh", refresh)
+    monkeypatch.setattr(lifecycle, "STABLE_CONFIGS_SECONDS", 0.01)
+
+    async def begin() -> None:
+        await _until_replayed(exporter)
+        assert not answered.is_set()
+        answer.set()
+        await exporter.stop()
+
+    asyncio.run(begin())
 
 
 def test_while_the_journal_is_read_nothing_is_taken_and_everybody_is_told_to_come_again(tmp_path: Path) -> None:
