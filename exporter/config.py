@@ -31,7 +31,7 @@ from exporter.exposure import (
 from exporter.incidents import Rules
 from exporter.links import Links
 from exporter.notify.settings import NotifySettings, UrlUnavailable, urls_of
-from exporter.policy_file import check_names, compose, read_bounded, read_policy
+from exporter.policy_file import check_approvals, check_names, compose, read_bounded, read_policy
 from exporter.recovery.policy import RecoveryPolicy
 from exporter.service.admission import Limits
 from exporter.service.gradients import HistogramSettings
@@ -152,6 +152,7 @@ def _parsed(text: str, file: str) -> tuple[Config, Lines]:
         line = reader.line_of("$.histogram.detectors")
         raise ConfigError(f"{file}, line {line}: histogram.detectors: {error}.") from None
     check_names(config.recovery, reader, "$.recovery")
+    check_approvals(config.recovery, reader, "$.recovery")
     if config.recovery.policy_file:
         config = msgspec.structs.replace(config, recovery=_policy_of(config, data["recovery"], reader))
     return config, reader

@@ -85,6 +85,7 @@ def parse_policy(text: str, file: str) -> RecoveryPolicy:
         line = lines.line_of(f"{at}.policy_file")
         raise ConfigError(f"{file}, line {line}: policy_file: a policy file names no other.")
     check_names(policy, lines, at)
+    check_approvals(policy, lines, at)
     return policy
 
 
@@ -120,6 +121,26 @@ def check_names(policy: RecoveryPolicy, lines: Lines, at: str) -> None:
                 setting = path.removeprefix("$").removeprefix(".").partition("[")[0]
                 why = f"this trigger would never fire: {unknown_name('signal', signal, known)}"
                 raise ConfigError(f"{lines.file}, line {lines.line_of(f'{path}.signals')}: {setting}: {why}.")
+
+
+def check_approvals(policy: RecoveryPolicy, lines: Lines, at: str) -> None:
+    """Raise :class:`ConfigError` for approvals that nobody is asked for: the rung acts by itself wherever they hold.
+
+    Where it is only observed they do no harm, for a policy may be tried out so. ``at``: as of :func:`check_names`.
+    """
+    heirs = [None, *(index for index, rule in enumerate(policy.rules) if rule.approval is None)]
+    own = [(index, rule) for index, rule in enumerate(policy.rules) if rule.approval is not None]
+    places = [(f"{at}.approval", policy.approval, heirs)]
+    places += [(f"{at}.rules[{index}].approval", rule.approval or {}, [index]) for index, rule in own]
+    for path, approval, rules in places:
+        for rung in approval:
+            modes = {policy.of_rule(index).mode_of(rung) for index in rules}
+            if "auto" in modes and "approve" not in modes:
+                setting = path.removeprefix("$").removeprefix(".").partition("[")[0]
+                why = f"approval says who approves the {rung} rung, which is in mode auto, so nobody would be asked"
+                mend = f"set modes: {{{rung}: approve}}, or leave it out"
+                line = lines.line_of(f"{path}.{rung}")
+                raise ConfigError(f"{lines.file}, line {line}: {setting}: {why}: {mend}.")
 
 
 def _named(policy: RecoveryPolicy, at: str) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -178,7 +178,7 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The mode of single rungs, where it is not that of the policy. One that is only observed is passed over. Of a rule
     that has a mode and not these, those of the policy hold that are stricter than its mode."""
     approval: dict[Rung, Approvers] = {}
-    """Who has to approve, by rung."""
+    """Who has to approve, by rung: names, as those say who approve."""
     config: ConfigRung = ConfigRung()
     version: VersionRung = VersionRung()
     infra: InfraRung = InfraRung()

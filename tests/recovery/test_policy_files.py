@@ -66,6 +66,8 @@ def test_an_empty_rule_list_leaves_the_defaults() -> None:
         ("config:\n  source: git\n  git: {repository: /a, file: ../../etc/passwd}", 3, "a path inside the repository"),
         ("version: {source: pinned}", 1, "version is given with source: pinned"),
         ("approval:\n  config: {names: [ada], approvals: 2}", 2, "names has only 1"),
+        ("mode: auto\napproval:\n  version: {names: [ada]}", 3, "in mode auto, so nobody would be asked"),
+        ("rules:\n  - mode: auto\n    approval:\n      config: {approvals: 2}", 4, "so nobody would be asked"),
         ("mode: auto\nmode: observe", 2, "set twice"),
         ("policy_file: other.yml", 1, "names no other"),
         ("mode: [", 1, "not YAML"),
@@ -76,6 +78,25 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int, words: str) -
     sentence = said(text)
     assert words in sentence
     assert sentence.startswith(f"p.yml, line {line}: " if line else "p.yml: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mode: auto\nmodes: {version: approve}",
+        "mode: auto\nrules: [{project: prod, mode: approve}]",
+        "mode: approve\nrules: [{run: 'a*', mode: auto}]",
+        "mode: observe",
+    ],
+)
+def test_approvals_that_are_asked_for_somewhere_are_sound_and_so_is_a_policy_that_is_tried_out(text: str) -> None:
+    policy = parse_policy(f"{text}\napproval: {{version: {{names: [ada, grace], approvals: 2}}}}", "p.yml")
+    assert policy.approval["version"].approvals == 2
+
+
+def test_approvals_in_a_whole_configuration_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"line 3: recovery\.approval: .* nobody would be asked"):
+        parse("recovery:\n  mode: auto\n  approval: {version: {names: [ada]}}", "c.yml")
 
 
 @pytest.mark.parametrize(
