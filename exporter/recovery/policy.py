@@ -161,7 +161,8 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cooldown_seconds: float = 600.0
     """From the end of one recovery of a run to the plan of its next."""
     climb_seconds: float = 0.0
-    """In place of the cooldown, from the end of one that did not hold to the command of the one that climbs."""
+    """In place of the cooldown, from the end of one that did not hold to the command of the one that climbs. One that
+    a person has to approve does not wait."""
     no_progress_steps: int = 50
     """The same failure within so many steps after a recovery has succeeded goes on with the next rung; 0: never."""
     healthy_steps: int = 10
@@ -171,7 +172,7 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Healthy steps in a row that the new attempt must push past the target."""
     tries_per_rung: int = 2
     """Recoveries on one rung for one failure, where the earlier one was not disproved: its attempt died, or the
-    supervisor could not carry it out, and no higher rung has anything to do."""
+    supervisor could not carry it out, and nothing followed, for want of a higher rung or of budget."""
     ladder: tuple[Rung, ...] = RUNGS
     """Which rungs, in which order. After the last comes a person."""
     modes: dict[Rung, Mode] = {}
