@@ -123,6 +123,8 @@ class LiveView:
     gpus: tuple[GpuView, ...] = ()
     """Readings of all GPUs of the run, in the order of node and index."""
     setup: RunSetup = UNKNOWN
+    logged: int = 0
+    """The newest step that this attempt has logged; 0 while there is none."""
 
 
 @runtime_checkable

@@ -85,8 +85,9 @@ class StalledPhase:
         self._factor, self._floor, self._unknown = factor, floor_seconds, unknown_seconds
         self._first: dict[str, float] = {}  # phase: longest duration in the first steps of an attempt
         self._later: dict[str, float] = {}  # phase: longest duration in later steps
-        self._pending: dict[str, tuple[float, int]] = {}  # phase: longest duration that does not count yet, its step
-        self._logged = 0  # newest step that was logged when somebody looked
+        # Phase: longest duration that does not count yet, whether of a first step, and the step that has to be logged.
+        self._pending: dict[str, tuple[float, bool, int]] = {}
+        self._logged = 0  # newest step that this attempt had logged when somebody looked
         self._base: int | None = None  # first step of the attempt that closed a phase
         self._progress = (-1, -1, "")
         self._progress_at = -math.inf
@@ -99,23 +100,23 @@ class StalledPhase:
         if self._base is None or step < self._base:
             self._base = step
         self._confirm(step - 1)
-        if seconds <= self._history(step).get(name, -1.0):
+        warm = step - self._base < WARM_STEPS
+        if seconds <= self._history(warm).get(name, -1.0):
             return
-        longest, of = self._pending.get(name, (0.0, 0))
+        longest, first, of = self._pending.get(name, (0.0, warm, 0))
         if name in self._pending or len(self._pending) < MOST_PHASES:
             # A sender that knows no step says 0.
-            self._pending[name] = (max(seconds, longest), max(step, self._logged + 1, of))
+            self._pending[name] = (max(seconds, longest), first or warm, max(step, self._logged + 1, of))
 
-    def _history(self, step: int) -> dict[str, float]:
-        warm = self._base is None or step - self._base < WARM_STEPS
+    def _history(self, warm: bool) -> dict[str, float]:
         return self._first if warm else self._later
 
     def _confirm(self, step: int) -> None:
         """The steps up to this one are over: how long their phases took counts."""
-        for name, (seconds, of) in list(self._pending.items()):
+        for name, (seconds, warm, of) in list(self._pending.items()):
             if of <= step:
                 del self._pending[name]
-                self._learn(self._history(of), name, seconds)
+                self._learn(self._history(warm), name, seconds)
 
     def _learn(self, history: dict[str, float], name: str, seconds: float) -> None:
         if name in history:
@@ -128,9 +129,8 @@ class StalledPhase:
     def look(self, view: LiveView) -> Sequence[Verdict]:
         """Judge the innermost open phase, or the pause between phases."""
         warm = view.steps_this_attempt < WARM_STEPS
-        self._logged = view.step
-        if view.steps_this_attempt > 0:
-            self._confirm(view.step)
+        self._logged = view.logged
+        self._confirm(view.logged)
         innermost = min(view.open_phases, key=lambda p: (view.open_phases[p], p == "step"), default="")
         idle = self._idle(view, innermost, warm=warm)
         if not view.running or view.now - view.last_push > FRESH_SECONDS:
@@ -179,7 +179,7 @@ class StalledPhase:
         if innermost or progress != self._progress or not view.running or not watched:
             idle = view.now - self._progress_at
             if watched and view.running and self._progress[0] == view.attempt and not self._progress[2]:
-                self._learn(self._first if warm else self._later, IDLE, idle)
+                self._learn(self._history(warm), IDLE, idle)
             self._progress, self._progress_at = progress, view.now
             return 0.0
         return view.now - self._progress_at
@@ -204,7 +204,8 @@ class StalledPhase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._first = {name: float(seconds) for name, seconds in state["first"].items()}
         self._later = {name: float(seconds) for name, seconds in state["later"].items()}
-        self._pending = {name: (float(longest), int(of)) for name, (longest, of) in state.get("pending", {}).items()}
+        pending = state.get("pending", {})
+        self._pending = {name: (float(longest), bool(warm), int(of)) for name, (longest, warm, of) in pending.items()}
         self._logged = state.get("logged", 0)
         self._base = state["base"]
         self._progress, self._progress_at, self._looked = (-1, -1, ""), -math.inf, -math.inf

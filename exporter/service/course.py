@@ -118,14 +118,16 @@ class Course:
         while len(self.unfit) > UNFIT_KEPT:
             self.unfit.pop(next(iter(self.unfit)))
 
+    def saved(self, step: int) -> None:
+        """It was saved again: what was found of the one before says nothing of it."""
+        self.unfit.pop(step, None)
+
     def fit(self, checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-        """The checkpoints as recovery may use them; what was saved again after it was found bad counts as it is."""
+        """The checkpoints as recovery may use them."""
         if not self.unfit:
             return tuple(checkpoints)
         return tuple(
-            replace(one, verified=False, reason=bad.reason)
-            if (bad := self.unfit.get(one.step)) is not None and one.saved_at <= bad.at
-            else one
+            replace(one, verified=False, reason=bad.reason) if (bad := self.unfit.get(one.step)) is not None else one
             for one in checkpoints
         )
 

@@ -24,6 +24,8 @@ class InForce:
     """By this command or by earlier ones; None where no supervisor said."""
     executor: str = ""
     """Who holds the processes."""
+    by_command: bool = False
+    """A recovery asked for the attempt."""
     settings: list[SettingApplied] = field(default_factory=list)
     """Changed settings that were read back where they act; the oldest first."""
 
@@ -31,6 +33,7 @@ class InForce:
         """The supervisor says what the attempt was started with."""
         self.changes = bounded_changes(event.changes)
         self.executor = event.executor[:EXECUTOR_CHARACTERS]
+        self.by_command = bool(event.command_id)
 
     def applied(self, event: SettingApplied) -> SettingApplied:
         """A changed setting was read back; the event as far as it is kept."""

@@ -386,4 +386,5 @@ class RunState:
             exit_summary=self.exit_summary,
             gpus=self._gpu_views,
             setup=self.setup,
+            logged=self.current or 0,
         )

@@ -3,7 +3,8 @@
 Detectors warm up again after a resume, since a resume may shift every level, so they have nothing against an attempt
 that comes back a thousand times off. For a recovery that is no healthy step: it is measured by the largest magnitudes
 of the attempt before its failure, times a factor that no resume of the same command explains. Nobody is paged for it;
-the recovery does not count the step, and climbs on where no healthy ones follow.
+the recovery does not count the step, and climbs on where no healthy ones follow, and what the attempt ran with does not
+count as healthy. An attempt that somebody started by hand, with another unit say, is not measured.
 """
 
 from __future__ import annotations

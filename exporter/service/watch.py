@@ -299,8 +299,8 @@ class WatchedRun:
         )
         if part.training:
             onsets = [verdict.onset for verdict in verdicts if verdict.severity >= Severity.CRITICAL]
-            state.course.step(part.step, min(onsets, default=None))
-            outside = state.course.usual.outside(part.step, part.signals)
+            outside = state.course.usual.outside(part.step, part.signals) if state.in_force.by_command else ""
+            state.course.step(part.step, min([*onsets, part.step] if outside else onsets, default=None))
             self.reports.append(StepDone(state.attempt, part.step, not (onsets or outside), outside))
 
     def _judge(self, sample: StepSample, at: float, *, whole: bool) -> list[Verdict]:
@@ -340,6 +340,7 @@ class WatchedRun:
             missing = [replace(hook, reason=cut(hook.reason)) for hook in event.missing]
             sender.hooks = replace(event, missing=missing)
         elif isinstance(event, CheckpointSaved):
+            state.course.saved(event.step)
             state.checkpoints.append(
                 Checkpoint(
                     step=event.step,

@@ -14,7 +14,9 @@ from exporter.detectors.stalled_phase import StalledPhase
 def view(
     now: float, phases: Mapping[str, float], *, step: int = 20, steps: int = 20, heard: float | None = None
 ) -> LiveView:
-    return LiveView(now, step, 1, steps, True, now if heard is None else heard, open_phases=phases)
+    """``step`` is the newest that was logged; the trainer works on the next one."""
+    heard = now if heard is None else heard
+    return LiveView(now, step + 1, 1, steps, True, heard, open_phases=phases, logged=step if steps else 0)
 
 
 def trained(**options: float) -> StalledPhase:
@@ -41,7 +43,7 @@ def test_a_generation_that_hangs_is_one_headline_not_two() -> None:
 
 def test_onset_is_the_step_in_progress_and_the_words_have_the_numbers() -> None:
     verdict = trained().look(view(100.0, {"step": 70.0, "gen": 69.0}))[0]
-    assert verdict.onset == 20
+    assert verdict.onset == 21
     assert "69 s" in verdict.summary
     assert "8 s" in verdict.summary
     assert "limit 24 s" in verdict.summary
@@ -74,6 +76,14 @@ def test_a_long_generation_raises_its_own_limit_once_phases_of_a_later_step_end(
     detector.phase_closed("gen", 23.5, 21)
     detector.phase_closed("gen", 8.0, 22)
     assert detector.look(view(200.0, {"gen": 30.0})) == ()
+
+
+def test_a_slow_second_step_of_an_attempt_does_not_loosen_the_limit_of_later_ones() -> None:
+    detector = StalledPhase(factor=3.0, floor_seconds=5.0)
+    for step in range(1, 21):
+        detector.look(view(float(step), {"gen": 1.0}, step=step - 1, steps=step - 1))
+        detector.phase_closed("gen", 150.0 if step == 2 else 8.0, step)
+    assert said(detector.look(view(400.0, {"gen": 25.0}, step=20, steps=20))) == [("gen", Severity.CRITICAL)]
 
 
 @pytest.mark.parametrize("attempts", [1, 5])
