@@ -8,6 +8,7 @@ leave out. What is passed over is kept with its reason. After the last one comes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -160,11 +161,30 @@ def _infra(facts: RunFacts, policy: RecoveryPolicy, base: Changes) -> Step:
     return Step(f"without {names}", changes, tuple(left_out(one) for one in found))
 
 
+def _skipped_since(facts: RunFacts, target_step: int) -> int:
+    """Batches that the attempts from there to the failure have left out already: their place in the data is further."""
+    batches, begun = 0, math.inf
+    for one in reversed(facts.attempts):
+        if one.resume_step is None or one.resume_step < target_step:
+            break
+        # One that began no earlier was given up: nothing of it is in the checkpoint that the later one began from.
+        if one.resume_step < begun:
+            batches += one.changes.skip_steps if one.changes is not None else 0
+            begun = one.resume_step
+    return batches
+
+
 def _skipping(step: Step, facts: RunFacts, assessment: Assessment, target: Candidate, policy: RecoveryPolicy) -> Step:
-    """Leave out the batches between the target and the step in which the failure was found, where it is of training."""
-    batches = min(policy.skip_steps, facts.step - target.step)
-    if step.changes is None or batches < 1 or not assessment.spoilt:
+    """Leave out the batches between the target and the step in which the failure was found, where it is of training.
+
+    All of them or none: those that led into the failure are the last ones.
+    """
+    batches = facts.step - target.step + _skipped_since(facts, target.step)
+    if step.changes is None or policy.skip_steps < 1 or batches < 1 or not assessment.spoilt:
         return step
+    if batches > policy.skip_steps:
+        why = f"no batches are skipped: {batches} lie between, and the policy skips at most {policy.skip_steps}"
+        return Step(f"{step.reason}; {why}", step.changes, step.differences)
     changes = replace(step.changes, skip_steps=batches)
     reason = f"{step.reason}; without the {batches} batch{'' if batches == 1 else 'es'} that led into the failure"
     return Step(reason, changes, (*step.differences, skipped(batches)))

@@ -416,6 +416,27 @@ def test_batches_that_led_into_the_failure_are_left_out_once(ladder: Callable[..
     assert live.fail_with(crash).protocol_changes.skip_steps == 0, "no batch led into the death of a process"
 
 
+def test_where_more_batches_lie_between_than_may_be_left_out_none_is_and_that_is_said(
+    ladder: Callable[..., Scene],
+) -> None:
+    """The first of them would be left out, and the last ones led into the failure."""
+    scene = ladder(skip_steps=6)
+    scene.facts = replace(scene.facts, step=47)
+    recovery = scene.fail_with(failure())
+    assert recovery.protocol_changes.skip_steps == 0
+    assert "no batches are skipped: 7 lie between, and the policy skips at most 6" in reasons(recovery)["checkpoint"]
+
+
+def test_batches_that_an_attempt_has_left_out_already_are_left_out_with_its_own(ladder: Callable[..., Scene]) -> None:
+    """Attempt 3 began at 40 without 7 batches and failed at 42: nine batches were seen or left out since."""
+    scene = ladder(skip_steps=100, no_progress_steps=50)
+    scene.facts = replace(scene.facts, step=47)
+    again = relapse(scene, scene.fail_with(failure()))
+    climbed = next(it for it in scene.store.history(RUN) if it.climbed_from == again.id)
+    assert climbed.planned_target_step == 40
+    assert climbed.protocol_changes.skip_steps == 9
+
+
 def test_a_restart_saves_first_and_goes_on_from_what_it_saved(scene_with: Callable[..., Scene]) -> None:
     scene = scene_with(triggers=(Trigger(detectors=("memory",), action="restart", agreement=1),))
     leak = replace(failure(1, onset=10, confidence=0.7), detector="memory", signal="host_memory", step=50)
