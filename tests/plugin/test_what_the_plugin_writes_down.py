@@ -96,6 +96,22 @@ def test_a_step_keeps_its_metrics_however_many_steps_are_trained_while_it_is_has
     until(lambda: not runtime._kept, "the kept metrics to be let go")
 
 
+def test_that_a_save_returned_is_written_down_at_once_while_the_one_before_is_hashed(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that dies now leaves a checkpoint that can be finished."""
+    go_on = threading.Event()
+    hash_it = hashing_module.hash_elsewhere
+    monkeypatch.setattr(hashing_module, "hash_elsewhere", lambda *words: go_on.wait(60) and hash_it(*words))
+    thread = ManifestThread(runtime, metrics_seconds=0.0)
+    first, second = saved_by_verl(tmp_path, 5), saved_by_verl(tmp_path, 6)
+    thread.saved(first, 1.0)
+    thread.saved(second, 1.0)
+    assert (Path(second.directory) / SAVED_NAME).exists()
+    go_on.set()
+    assert manifest_of(second).torch_version, "what takes longer to find out is in the manifest all the same"
+
+
 def test_metrics_that_do_not_come_in_time_are_those_of_the_step_before_which_is_named(
     runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_entry.checkpoints import TRACKER_NAME, write_manifest
+from trainer_entry.checkpoints import TRACKER_NAME, verify, write_manifest
 from trainer_entry.supervisor.overrides import parse
 from trainer_entry.supervisor.starting import NothingToStartFrom, plain_start
 
@@ -62,6 +62,29 @@ def test_what_is_whole_is_left_to_verl_with_and_without_a_manifest(tmp_path: Pat
     assert start_of(tmp_path) == (None, "")
     (directory / "verl_sentinel_manifest.json").unlink()
     assert start_of(tmp_path) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "left", "sentence"),
+    [
+        (("trainer.resume_mode=disable",), [10, 20, 30], "left behind by a start from scratch"),
+        (
+            ("trainer.resume_mode=resume_path", "trainer.resume_from_path={root}/global_step_20"),
+            [30],
+            "left behind by a start from step 20",
+        ),
+    ],
+)
+def test_a_start_whose_words_say_where_leaves_the_other_branch_behind(
+    tmp_path: Path, words: tuple[str, ...], left: list[int], sentence: str
+) -> None:
+    """Else a later rollback of the new branch could be to a checkpoint of the old one."""
+    for step in (10, 20, 30):
+        saved(tmp_path, step)
+    start_of(tmp_path, *(word.format(root=tmp_path) for word in words))
+    refused = {step: verify(tmp_path / f"global_step_{step}") for step in (10, 20, 30)}
+    assert [step for step, found in refused.items() if found.problem == "abandoned"] == left
+    assert all(sentence in refused[step].reason for step in left)
 
 
 def test_a_good_one_of_another_world_size_is_not_taken_in_its_place(tmp_path: Path) -> None:

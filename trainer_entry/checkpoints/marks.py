@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,20 +10,36 @@ from pathlib import Path
 import msgspec
 
 from trainer_entry.checkpoints.atomic import read_small, replace_file, write_json_atomically
+from trainer_entry.checkpoints.files import opened_directory
 from trainer_entry.checkpoints.layout import OURS_PREFIX, TRACKER_NAME
 from trainer_entry.checkpoints.problems import CheckpointError
 
 ABANDONED_NAME = OURS_PREFIX + "abandoned.json"
 
 
-def mark_abandoned(directory: str | os.PathLike[str], rolled_back_to: int, reason: str = "") -> None:
+def mark_abandoned(
+    directory: str | os.PathLike[str], rolled_back_to: int, reason: str = "", *, by_words: bool = False
+) -> None:
     """Say in a checkpoint that a rollback went behind it, so that it is never chosen later in place of the new branch.
 
     After a rollback from step 40 to 10, ``global_step_20`` to ``_40`` stay on disk with manifests that match, though
     they hold the very fault. The next save into the directory, or an operator who deletes the file, lifts the mark.
+    ``by_words``: no rollback did, but a start whose words say where; nothing is wrong with it then, and no retention
+    deletes it.
     """
-    record = {"rolled_back_to": rolled_back_to, "reason": reason[:1000], "time": time.time()}
+    record = {"rolled_back_to": rolled_back_to, "reason": reason[:1000], "time": time.time(), "by_words": by_words}
     write_json_atomically(Path(directory) / ABANDONED_NAME, record)
+
+
+def by_words(directory: str | os.PathLike[str]) -> bool:
+    """Whether it was a start by somebody's words that went behind the checkpoint."""
+    with (
+        contextlib.suppress(OSError, CheckpointError, msgspec.DecodeError, RecursionError),
+        opened_directory(directory) as root,
+    ):
+        record = msgspec.json.decode(read_small(root, ABANDONED_NAME, 1 << 20))
+        return isinstance(record, dict) and record.get("by_words") is True
+    return False
 
 
 def refuse_abandoned(root: int) -> None:
@@ -31,15 +48,17 @@ def refuse_abandoned(root: int) -> None:
         os.stat(ABANDONED_NAME, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
         return
-    target = "an older step"
+    what, target = "a rollback to", "an older step"
     try:
         record = msgspec.json.decode(read_small(root, ABANDONED_NAME, 1 << 20))
         if isinstance(record, dict) and isinstance(record.get("rolled_back_to"), int):
             target = f"step {record['rolled_back_to']}"
+            if record.get("by_words") is True:
+                what, target = "a start from", target if record["rolled_back_to"] else "scratch"
     except (OSError, CheckpointError, msgspec.DecodeError, RecursionError):
         pass  # the mark alone counts; what it says is only for the sentence
     raise CheckpointError(
-        f"It was left behind by a rollback to {target} (delete {ABANDONED_NAME} in it to allow it again).", "abandoned"
+        f"It was left behind by {what} {target} (delete {ABANDONED_NAME} in it to allow it again).", "abandoned"
     )
 
 

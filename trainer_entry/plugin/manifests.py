@@ -84,6 +84,7 @@ class ManifestThread:
             self._report(save, seconds, reason=reason)
             return
         self._runtime.keep_metrics(save.step)
+        self._record(save)
         with self._lock:
             self._waiting.append((save, seconds))
             if self._thread is None:
@@ -137,6 +138,29 @@ class ManifestThread:
         for call in tuple(self.after):
             self._runtime.guarded("checkpoints", call, save.directory, manifest)
 
+    def _record(self, save: Save) -> None:
+        """Write down at once that the save returned: hashing waits for the one before, and the trainer may die first.
+
+        What takes longer to find out, versions and the place in the data, is added when its turn comes.
+        """
+        from trainer_entry.checkpoints import CheckpointError, Origin
+        from trainer_entry.checkpoints.provenance import model_name
+        from trainer_entry.checkpoints.saved import record_saved
+        from trainer_entry.configuration import config_hash
+
+        runtime = self._runtime
+        origin = Origin(
+            run_id=runtime.settings.run_id,
+            attempt=runtime.settings.attempt,
+            trainer=runtime.trainer_kind,
+            verl_version=runtime.verl_version,
+            config=runtime.config,
+            config_hash=config_hash(runtime.config),
+            model=model_name(runtime.config),
+        )
+        with contextlib.suppress(OSError, CheckpointError):  # said when it is hashed
+            record_saved(save.directory, save.step, origin)
+
     def _origin(self, save: Save) -> Origin:
         from trainer_entry.checkpoints import Origin
         from trainer_entry.checkpoints.provenance import data_position, git_state, model_name, torch_versions
@@ -162,7 +186,7 @@ class ManifestThread:
         )
 
     def _hashed(self, save: Save, origin: Origin) -> Hashed:
-        """Record at once that the save returned, then hash. Raises CheckpointError, OSError."""
+        """Complete the record that the save returned, then hash. Raises CheckpointError, OSError."""
         from trainer_entry.checkpoints.hashing import hash_elsewhere
         from trainer_entry.checkpoints.saved import record_saved
         from trainer_entry.checkpoints.writing import hash_checkpoint

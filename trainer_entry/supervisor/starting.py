@@ -45,9 +45,13 @@ def plain_start(command: TrainerCommand, root: str, changed: Mapping[str, Scalar
     there = dict(checkpoints.step_directories(root))
     if command.resume_mode == "disable":
         note = f"starting from scratch, as trainer.resume_mode=disable says, beside the checkpoints in {root}"
+        leave_behind(root, 0, "trainer.resume_mode=disable", by_words=True)
         return Start(command.argv, 0, note=note if there else "")
     if command.resume_path is not None:
-        return Start(command.argv, checkpoints.step_of(command.resume_path), command.resume_path)
+        from_step = checkpoints.step_of(command.resume_path)
+        if from_step is not None:
+            leave_behind(root, from_step, f"trainer.resume_from_path={command.resume_path}", by_words=True)
+        return Start(command.argv, from_step, command.resume_path)
     ranks = asked_world_size(command.argv, changed)
     step = checkpoints.tracker_step(root)
     danger = "it would start from scratch in silence"
@@ -134,15 +138,20 @@ def unusable(directory: Path, ranks: int | None = None) -> str:
 _NO_PROOF = ("no_manifest", "unfinished", "being_hashed", "being_written", "manifest_format", "manifest_edited")
 
 
-def leave_behind(root: str, step: int, reason: str) -> list[Path]:
-    """Mark all checkpoints newer than ``step``, and point verl's tracker at it. Raises CheckpointError."""
+def leave_behind(root: str, step: int, reason: str, *, by_words: bool = False) -> list[Path]:
+    """Mark all checkpoints newer than ``step``, and point verl's tracker at it. ``by_words``: nothing is wrong with
+    them, but they are of another branch, which must neither be taken for the new one nor count in its retention.
+
+    Raises CheckpointError.
+    """
     marked = []
     try:
         for newer, path in checkpoints.step_directories(root):
             if newer > step and not path.is_symlink() and not (path / checkpoints.ABANDONED_NAME).exists():
                 with contextlib.suppress(OSError):  # of copies; before the mark, since what is marked is passed over
-                    note_left_behind(path, step)
-                checkpoints.mark_abandoned(path, step, reason)
+                    if not by_words:
+                        note_left_behind(path, step)
+                checkpoints.mark_abandoned(path, step, reason, by_words=by_words)
                 marked.append(path)
         if (Path(root) / f"global_step_{step}").is_dir() and checkpoints.tracker_step(root) != step:
             checkpoints.point_tracker(root, step)

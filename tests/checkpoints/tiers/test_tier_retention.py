@@ -14,9 +14,10 @@ import pytest
 
 from exporter.protocol import CheckpointPruned
 from tests.checkpoints.tiers.conftest import Save
-from trainer_entry.checkpoints import holding, mark_abandoned
+from trainer_entry.checkpoints import Origin, holding, mark_abandoned, verify
 from trainer_entry.checkpoints.holding import held, hold, release
 from trainer_entry.checkpoints.problems import CheckpointError
+from trainer_entry.checkpoints.saved import SAVED_NAME, record_saved
 from trainer_entry.checkpoints.saving import begin_save, end_save, saves
 from trainer_entry.checkpoints.tiers.copies import copies_of
 from trainer_entry.checkpoints.tiers.jobs import Report, Workplace
@@ -171,12 +172,66 @@ def test_what_a_rollback_left_behind_goes_after_a_while_and_counts_for_nothing(
     assert there(root) == [10, 20]
 
 
+def test_what_a_start_by_somebodys_words_left_behind_counts_for_nothing_and_stays(
+    save: Save, root: Path, state_dir: Path
+) -> None:
+    """A run that begins lower beside the checkpoints of an older one keeps its own newest ones."""
+    for step in (10, 20, 30, 40):
+        save(step)
+    leave_behind(os.fspath(root), 0, "trainer.resume_mode=disable", by_words=True)
+    for step in (2, 4, 6):
+        save(step)
+    prune_own(root, KEEP_TWO, state_dir, (), now=time.time() + 90_000)
+    assert there(root) == [4, 6, 10, 20, 30, 40]
+
+
+def _of_a_dead_process(state_dir: Path, directory: Path) -> None:
+    """A save began there, and its trainer died an hour ago."""
+    step = int(directory.name.rpartition("_")[2])
+    begin_save(state_dir, os.fspath(directory), step)
+    record = state_dir / "checkpoints" / "saves" / f"{step}.json"
+    record.write_text(record.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))  # another process's number
+    assert saves(state_dir).unfinished == {os.fspath(directory)}
+    (directory.parent / "latest_checkpointed_iteration.txt").write_text("20")
+    old = time.time() - 3600
+    for path in (*directory.rglob("*"), directory):
+        os.utime(path, (old, old))
+
+
+def test_a_whole_one_without_a_manifest_stays_for_it_may_have_been_saved_in_the_background(
+    save: Save, root: Path, state_dir: Path
+) -> None:
+    for step in (10, 20):
+        save(step)
+    save(30, manifest=False)
+    _of_a_dead_process(state_dir, root / "global_step_30")
+    prune_own(root, OwnDirectory(last=1), state_dir, ())
+    assert there(root) == [20, 30]
+
+
+def test_a_save_that_had_returned_before_its_trainer_died_is_finished_and_kept(
+    save: Save, root: Path, state_dir: Path
+) -> None:
+    for step in (10, 20):
+        save(step)
+    save(30, manifest=False)
+    record_saved(root / "global_step_30", 30, Origin())
+    record = root / "global_step_30" / SAVED_NAME
+    record.write_text(record.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    _of_a_dead_process(state_dir, root / "global_step_30")
+    assert verify(root / "global_step_30").problem == "unfinished"
+    prune_own(root, OwnDirectory(last=2), state_dir, ())
+    assert there(root) == [20, 30]
+    assert verify(root / "global_step_30").ok
+
+
 def test_a_save_under_way_is_never_touched_and_a_half_one_of_a_dead_process_goes(
     save: Save, root: Path, state_dir: Path
 ) -> None:
     for step in (10, 20):
         save(step)
     save(30, manifest=False)
+    (root / "global_step_30" / "data.pt").unlink()
     begin_save(state_dir, os.fspath(root / "global_step_30"), 30)
     assert saves(state_dir).under_way == {os.fspath(root / "global_step_30")}
     prune_own(root, OwnDirectory(last=1), state_dir, ())

@@ -1,8 +1,10 @@
 """Retention in the run's own directory, which verl forgets at a restart: its list of what it saved is in memory only.
 
 Called by the keeper after a save, and by ``checkpoints prune``. A directory goes only if it is ours: it has a manifest,
-a mark of ours, or a record that one of our saves into it never finished. Not touched are what is being saved, what a
-recovery holds or an attempt was told to start from, what verl's tracker names, and the newest that verifies in full.
+a mark of ours, or a record that one of our saves into it never finished and files that show it. A save that was whole,
+and whose trainer died before its files were hashed, is finished first. Not touched are what is being saved, what a
+recovery holds or an attempt was told to start from, what verl's tracker names, what somebody's own start went behind,
+and the newest that verifies in full.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ from trainer_entry.checkpoints.files import opened_directory
 from trainer_entry.checkpoints.holding import held
 from trainer_entry.checkpoints.layout import MANIFEST_NAME, OURS_PREFIX, step_directories, tracker_step
 from trainer_entry.checkpoints.manifest import Manifest, read_manifest
-from trainer_entry.checkpoints.marks import ABANDONED_NAME
+from trainer_entry.checkpoints.marks import ABANDONED_NAME, by_words
 from trainer_entry.checkpoints.problems import CheckpointError
 from trainer_entry.checkpoints.saving import Saves, no_save_begins, saves
 from trainer_entry.checkpoints.tiers.jobs import Report
 from trainer_entry.checkpoints.tiers.linking import remove_tree
 from trainer_entry.checkpoints.tiers.policy import OwnDirectory
 from trainer_entry.checkpoints.tiers.pruning import Decision
+from trainer_entry.checkpoints.unfinished import finish_unhashed
 from trainer_entry.checkpoints.verification import verify
 
+_HALF = frozenset({"missing_shard", "missing_data", "missing_file", "truncated"})
+"""Problems of a save that never came to its end. One that is whole and has no manifest may be good: a save in the
+background (``async_save``), or one whose trainer died before its files were hashed."""
 _KEY = "trainer.max_actor_ckpt_to_keep"
 _DOOMED = "." + OURS_PREFIX + "pruned_"
 
@@ -52,6 +58,8 @@ def prune_own(
     if not dry_run:
         _sweep_doomed(Path(root))
     found = step_directories(root)
+    if not dry_run:
+        _finish([path for _, path in found if os.path.abspath(path) in known.unfinished])
     reports: list[Report] = []
     keep = own.last if own.last is not None else _configured(found)
     decisions: list[tuple[Path, Decision]] = []
@@ -89,6 +97,8 @@ def _judge(
     if path.is_symlink():
         return False, "a symbolic link, so not ours", False
     if (mark := path / ABANDONED_NAME).exists():
+        if by_words(path):
+            return False, "a start that somebody asked for went behind it, so it is theirs to delete", False
         age = now - mark.stat().st_mtime
         if age > own.left_behind_seconds:
             return True, f"a rollback left it behind {age / 3600:.1f} hours ago", False
@@ -104,13 +114,19 @@ def _judge(
         return False, "it is being saved", False
     if result.problem == "retention" and (path / MANIFEST_NAME).exists():
         return True, "verl's own retention removed its shards and left the rest", False
-    if absolute in known.unfinished and not (path / MANIFEST_NAME).exists():
+    if absolute in known.unfinished and not (path / MANIFEST_NAME).exists() and result.problem in _HALF:
         return True, f"its save was never finished: {result.reason}", False
     if result.problem in ("being_written", "being_hashed"):
         return False, result.reason, False
     if (path / MANIFEST_NAME).exists():
         return False, f"it does not verify, so a person should look at it: {result.reason}", False
     return False, f"not known to be ours: {result.reason}", False
+
+
+def _finish(paths: list[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError, CheckpointError):
+            finish_unhashed(path)
 
 
 def _protected(path: Path, step: int, known: Saves, needed: Collection[str], tracked: int | None) -> str:
