@@ -19,6 +19,7 @@ import msgspec
 from trainer_entry.checkpoints.files import Cancel, ManifestCancelled
 from trainer_entry.checkpoints.priority import end_with_parent, idle_priority
 from trainer_entry.checkpoints.problems import CheckpointError, Code
+from trainer_entry.checkpoints.resting import Rest, share
 from trainer_entry.checkpoints.writing import Hashed, hash_checkpoint
 
 _LOOK_SECONDS = 0.2
@@ -81,8 +82,10 @@ def main(words: list[str]) -> int:
     directory, step, parent = words[0], int(words[1]), int(words[2])
     end_with_parent(parent)
     idle_priority()
+    rest = Rest(share())
     try:
-        answer = Answer(hashed=hash_checkpoint(directory, step, flushed=True))
+        hashed = hash_checkpoint(directory, step, flushed=True, progress=lambda count: rest.after_a_piece())
+        answer = Answer(hashed=hashed)
     except CheckpointError as error:
         answer = Answer(sentence=str(error), problem=error.problem)
     except OSError as error:

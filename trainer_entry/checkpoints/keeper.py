@@ -1,6 +1,6 @@
 """The keeper: a process at idle priority that makes the copies of one run, and goes when there is nothing to do.
 
-    python -m trainer_entry.checkpoints.keeper --state-dir DIR --run-id ID --policy FILE --parent PID:TICKS
+    python -m trainer_entry.checkpoints.keeper --state-dir DIR --run-id ID --policy FILE --parent PID:TICKS [--rests]
 
 Started by the plugin beside training, and by the supervisor at the end of a run. It is driven by the files in
 ``<state_dir>/checkpoints/`` alone, so it may be killed at any moment and the next one goes on; it never outlives its
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from trainer_entry.checkpoints.priority import first_to_go, idle_priority
+from trainer_entry.checkpoints.resting import Rest, share
 from trainer_entry.checkpoints.tiers.jobs import Busy
 from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
 from trainer_entry.checkpoints.tiers.policy import Policy, PolicyError
@@ -40,6 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--parent", required=True, type=_process, metavar="PID:TICKS")
+    parser.add_argument("--rests", action="store_true", help="a trainer works beside it (see resting)")
     parsed = parser.parse_args(words)
     idle_priority()
     first_to_go()
@@ -58,16 +60,16 @@ def main(words: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return EXIT_POLICY
     try:
-        return work(parsed.state_dir, parsed.run_id, policy, stopping)
+        return work(parsed.state_dir, parsed.run_id, policy, stopping, Rest(share()) if parsed.rests else None)
     except Busy:
         return EXIT_BUSY
 
 
-def work(state_dir: str, run_id: str, policy: Policy, stopping: threading.Event) -> int:
+def work(state_dir: str, run_id: str, policy: Policy, stopping: threading.Event, rest: Rest | None = None) -> int:
     """Do all that is due. Raises Busy, OSError."""
 
     def pace(what: str, size: int) -> Pace:
-        return Pace(bytes_per_second=policy.limits.bytes_per_second, stop=stopping.is_set)
+        return Pace(bytes_per_second=policy.limits.bytes_per_second, rest=rest, stop=stopping.is_set)
 
     worker = Worker(state_dir, run_id, policy, pace)
     with worker.workplace.locked():
@@ -86,8 +88,10 @@ def work(state_dir: str, run_id: str, policy: Policy, stopping: threading.Event)
     return 0
 
 
-def start(state_dir: str, run_id: str, policy: str) -> subprocess.Popen[bytes]:
-    """Start a keeper that goes with this process. Its words go to ``<state_dir>/checkpoints/keeper.log``.
+def start(state_dir: str, run_id: str, policy: str, *, rests: bool = False) -> subprocess.Popen[bytes]:
+    """Start a keeper that goes with this process, and ``rests`` where this process trains.
+
+    Its words go to ``<state_dir>/checkpoints/keeper.log``.
 
     Raises OSError.
     """
@@ -103,6 +107,7 @@ def start(state_dir: str, run_id: str, policy: str) -> subprocess.Popen[bytes]:
                 *(sys.executable, "-m", "trainer_entry.checkpoints.keeper"),
                 *("--state-dir", state_dir, "--run-id", run_id, "--policy", policy),
                 *("--parent", f"{os.getpid()}:{start_ticks(os.getpid())}"),
+                *(("--rests",) if rests else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -130,7 +130,10 @@ class TierThread:
 
             self._started_at = time.monotonic()
             self._keeper = keeper.start(
-                os.fspath(workplace.path.parent), self._runtime.settings.run_id, os.path.abspath(self._policy.source)
+                os.fspath(workplace.path.parent),
+                self._runtime.settings.run_id,
+                os.path.abspath(self._policy.source),
+                rests=True,
             )
 
     def _pass_on(self, workplace: Workplace) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from trainer_entry.checkpoints.resting import Rest
+
 
 class Stopped(Exception):
     """The work was given up between two chunks because the caller said so; what was done is kept."""
@@ -13,19 +15,22 @@ class Stopped(Exception):
 class Pace:
     """One piece of work. ``stop`` is asked at every chunk; ``advance`` is told how many bytes were done.
 
-    ``bytes_per_second`` limits the average since the start of the work; None: no limit.
+    ``bytes_per_second`` limits the average since the start of the work; None: no limit. ``rest``: of a process beside
+    training, which rests after each chunk.
     """
 
     def __init__(
         self,
         *,
         bytes_per_second: int | None = None,
+        rest: Rest | None = None,
         stop: Callable[[], bool] = lambda: False,
         advance: Callable[[int], None] = lambda count: None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rate = bytes_per_second
+        self._rest = rest
         self._stop = stop
         self._advance = advance
         self._sleep = sleep
@@ -37,6 +42,8 @@ class Pace:
         if self._stop():
             raise Stopped("The work was told to stop.")
         self._advance(count)
+        if self._rest is not None:
+            self._rest.after_a_piece()
         if self._rate is None:
             return
         now = self._clock()
