@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from whole_checkpoint import saved
 
-from trainer_entry.checkpoints import TRACKER_NAME, verify, write_manifest
+from trainer_entry.checkpoints import verify
 from trainer_entry.supervisor.overrides import parse
 from trainer_entry.supervisor.starting import NothingToStartFrom, plain_start
 
 SHARD = "actor/model_world_size_2_rank_1.pt"
-
-
-def saved(root: Path, step: int, ranks: int = 2) -> Path:
-    directory = root / f"global_step_{step}"
-    (directory / "actor").mkdir(parents=True)
-    for kind in ("model", "optim", "extra_state"):
-        for rank in range(ranks):
-            (directory / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt").write_bytes(b"w" * 500)
-    (directory / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": ranks}))
-    (directory / "data.pt").write_bytes(b"position")
-    write_manifest(directory, step)
-    (root / TRACKER_NAME).write_text(str(step))
-    return directory
 
 
 def start_of(root: Path, *words: str) -> tuple[int | None, str]:

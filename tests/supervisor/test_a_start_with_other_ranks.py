@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from whole_checkpoint import saved
 
 from exporter.protocol import Scalar
-from trainer_entry.checkpoints import TRACKER_NAME, write_manifest
 from trainer_entry.supervisor.overrides import TrainerCommand, parse
 from trainer_entry.supervisor.starting import NothingToStartFrom, held_start, plain_start, start_from
 from trainer_entry.supervisor.state import ResumeTarget
 
 TWO, FOUR = "trainer.n_gpus_per_node=2", "trainer.n_gpus_per_node=4"
 CHANGED = {"trainer.n_gpus_per_node": 4}
-
-
-def saved(root: Path, step: int, ranks: int) -> None:
-    directory = root / f"global_step_{step}"
-    (directory / "actor").mkdir(parents=True)
-    for kind in ("model", "optim", "extra_state"):
-        for rank in range(ranks):
-            (directory / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt").write_bytes(b"w" * 500)
-    (directory / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": ranks}))
-    (directory / "data.pt").write_bytes(b"position")
-    write_manifest(directory, step)
-    (root / TRACKER_NAME).write_text(str(step))
 
 
 def command(root: Path, *words: str) -> TrainerCommand:

@@ -236,14 +236,7 @@ def test_a_save_under_way_is_never_touched_and_a_half_one_of_a_dead_process_goes
     assert saves(state_dir).under_way == {os.fspath(root / "global_step_30")}
     prune_own(root, OwnDirectory(last=1), state_dir, ())
     assert there(root) == [20, 30]
-    record = state_dir / "checkpoints" / "saves" / "30.json"
-    record.write_text(record.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))  # another process's number
-    assert saves(state_dir).unfinished == {os.fspath(root / "global_step_30")}
-    (root / "latest_checkpointed_iteration.txt").write_text("20")
-    old = time.time() - 3600
-    for path in (root / "global_step_30").rglob("*"):
-        os.utime(path, (old, old))
-    os.utime(root / "global_step_30", (old, old))
+    _of_a_dead_process(state_dir, root / "global_step_30")
     prune_own(root, OwnDirectory(last=1), state_dir, ())
     assert there(root) == [20]
     end_save(state_dir, 30)
