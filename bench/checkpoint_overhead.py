@@ -1,7 +1,7 @@
 """What hashing, copying and uploading checkpoints beside training costs it, in steps per second.
 
-``python -m bench.checkpoint_overhead [--gigabytes G] [--rounds N] [--loop L] [--json]`` trains a small network with torch
-in a process of its own, in which the plugin's own threads work as beside verl: for a checkpoint of G GB (default 1) the
+``python -m bench.checkpoint_overhead [--gigabytes G] [--rounds N] [--loop L] [--json]`` trains a small network with
+torch in a process of its own, in which the plugin's own threads work as beside verl: for a checkpoint of G GB (default 1) the
 manifest thread has it hashed, offers it to the tiers, and starts the real keeper, which links a snapshot, uploads a
 milestone to an S3 server in parts, and writes and reads back a second copy.
 
