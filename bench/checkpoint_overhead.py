@@ -1,9 +1,9 @@
 """What hashing, copying and uploading checkpoints beside training costs it, in steps per second.
 
 ``python -m bench.checkpoint_overhead [--gigabytes G] [--rounds N] [--loop L] [--json]`` trains a small network with
-torch in a process of its own, in which the plugin's own threads work as beside verl: for a checkpoint of G GB (default 1) the
-manifest thread has it hashed, offers it to the tiers, and starts the real keeper, which links a snapshot, uploads a
-milestone to an S3 server in parts, and writes and reads back a second copy.
+torch in a process of its own, in which the plugin's own threads work as beside verl: for a checkpoint of G GB (default
+1) the manifest thread has it hashed, offers it to the tiers, and starts the real keeper, which links a snapshot,
+uploads a milestone to an S3 server in parts, and writes and reads back a second copy.
 
 A round of that work goes from the moment at which verl would return from the save until the manifest is there, the
 copies are made and verified, and all processes are gone. It is cut into windows of a second *with* the work, each
