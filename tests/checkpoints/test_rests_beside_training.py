@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer_entry.checkpoints import hashing, keeper
-from trainer_entry.checkpoints.resting import LONGEST_SECONDS, Rest, share
+from trainer_entry.checkpoints.resting import CORES, LONGEST_SECONDS, Rest, share
 from trainer_entry.checkpoints.tiers.pace import Pace
 
 
@@ -43,7 +43,7 @@ def test_of_the_time_it_takes_its_share_whatever_the_pieces(of_time: float, piec
 
 def test_where_there_are_many_cores_nothing_rests() -> None:
     clock = Clock()
-    rest = clock.rest(share(8))
+    rest = clock.rest(share(CORES))
     clock.cpu += 100.0
     rest.after_a_piece()
     assert clock.rested == 0.0

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
-CORES = 8
+CORES = 16
 """From so many cores on nothing rests."""
 LONGEST_SECONDS = 2.0
 """Of one rest: a piece of work that is that large is seldom, and whoever stops it is not to wait for long."""
@@ -22,7 +22,7 @@ def share(cores: int | None = None) -> float:
     """Share of one core's time that work beside training takes.
 
     >>> share(2), share(64)
-    (0.25, 1.0)
+    (0.125, 1.0)
     """
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
