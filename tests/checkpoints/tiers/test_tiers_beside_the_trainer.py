@@ -45,6 +45,7 @@ def test_a_run_fills_its_tiers_and_can_be_trained_from_its_archive(tmp_path: Pat
         f"snapshot: {{every_steps: 10, place: {tmp_path}/snapshots}}\n"
         f"milestone: {{place: {tmp_path}/far}}\n"
         f"archive: {{place: {tmp_path}/archive, recipients: {identity.to_public()}}}\n"
+        "limits: {waiting: 10}\n"  # it saves every few seconds, which on a loaded machine is faster than the keeper
     )
     saved, state_dir = tmp_path / "checkpoints", tmp_path / "state"
     trainer = [sys.executable, "-m", "trainer_entry.main_sft"]
