@@ -30,9 +30,10 @@ from exporter.service.keeping import Keeper, heard
 from exporter.service.recorder import Recorded, Recorder
 from exporter.service.recovery_link import RecoveryLink
 from exporter.service.replaying import Replay
+from exporter.service.reports import Report
 from exporter.service.roster import Roster
 from exporter.service.stored import Entry, JournalUnavailable, Snapshot
-from exporter.service.watch import Detectors, Report, WatchedRun
+from exporter.service.watch import Detectors, WatchedRun
 
 log = logging.getLogger("exporter.core")
 

@@ -20,8 +20,9 @@ from exporter.recovery.facts import RunFacts
 from exporter.recovery.policies import place_of
 from exporter.recovery.record import RunState
 from exporter.service.entries import Mark
+from exporter.service.reports import AttemptReport, Report, StepDone
 from exporter.service.stable_config import StableConfigs
-from exporter.service.watch import AttemptReport, Report, StepDone, WatchedRun, open_incident
+from exporter.service.watch import WatchedRun, open_incident
 
 log = logging.getLogger("exporter.recovery")
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from exporter.agreement import Group, grouped
 from exporter.detectors.base import Detector, LiveDetector, Severity, StepDetector, StepSample, Verdict
-from exporter.incidents import Change, Incident, IncidentBook, Rules
+from exporter.incidents import Incident, IncidentBook, Rules
 from exporter.protocol import (
     AttemptExited,
     AttemptStarted,
@@ -43,6 +43,7 @@ from exporter.service.detector_times import DetectorTimes
 from exporter.service.entries import Look, Mark
 from exporter.service.known import cut
 from exporter.service.parts import Part
+from exporter.service.reports import AttemptReport, Report, StepDone
 from exporter.service.sequences import Sequences
 from exporter.service.state import RunState, SenderState
 
@@ -63,30 +64,6 @@ class Detectors(Protocol):
 
     @property
     def live(self) -> Sequence[LiveDetector]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """A step was logged and judged."""
-
-    attempt: int
-    step: int
-    healthy: bool
-    """No verdict on it is critical, and nothing is far outside of what was usual before the attempt."""
-    why: str = ""
-    """What is outside; the end of a sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptReport:
-    """The supervisor says that an attempt started or exited."""
-
-    attempt: int
-    event: AttemptStarted | AttemptExited
-
-
-Report = StepDone | AttemptReport | CommandProgress | SettingApplied | Change
-"""Something that the recovery engine has to hear, in the order in which it happened."""
 
 
 @dataclass

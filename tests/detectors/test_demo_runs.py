@@ -19,7 +19,8 @@ from exporter.detectors.base import Severity
 from exporter.detectors.registry import build_detectors
 from exporter.incidents import Change, Incident, Rules
 from exporter.service.entries import Look
-from exporter.service.watch import LOOK_SECONDS, Report, WatchedRun
+from exporter.service.reports import Report
+from exporter.service.watch import LOOK_SECONDS, WatchedRun
 
 DATA = Path(__file__).parent / "data"
 SEEDS = (0, 1, 2)

@@ -60,6 +60,11 @@ def test_what_is_whole_is_left_to_verl_with_and_without_a_manifest(tmp_path: Pat
             [30],
             "left behind by a start from step 20",
         ),
+        (
+            ("trainer.resume_mode=resume_path", "trainer.resume_from_path={root}/another/global_step_20"),
+            [10, 20, 30],
+            "left behind by a start from scratch, or from elsewhere",
+        ),
     ],
 )
 def test_a_start_whose_words_say_where_leaves_the_other_branch_behind(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,12 +35,19 @@ def mark_abandoned(
 def by_words(directory: str | os.PathLike[str]) -> bool:
     """Whether it was a start by somebody's words that went behind the checkpoint."""
     with (
-        contextlib.suppress(OSError, CheckpointError, msgspec.DecodeError, RecursionError),
+        contextlib.suppress(OSError, CheckpointError),
         opened_directory(directory) as root,
     ):
-        record = msgspec.json.decode(read_small(root, ABANDONED_NAME, 1 << 20))
-        return isinstance(record, dict) and record.get("by_words") is True
+        return _record(root).get("by_words") is True
     return False
+
+
+def _record(root: int) -> dict[str, Any]:
+    """What the mark says; empty where it cannot be read, for the mark alone counts."""
+    try:
+        return msgspec.json.decode(read_small(root, ABANDONED_NAME, 1 << 20), type=dict[str, Any])
+    except (OSError, CheckpointError, msgspec.DecodeError, RecursionError):
+        return {}
 
 
 def refuse_abandoned(root: int) -> None:
@@ -48,15 +56,12 @@ def refuse_abandoned(root: int) -> None:
         os.stat(ABANDONED_NAME, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
         return
-    what, target = "a rollback to", "an older step"
-    try:
-        record = msgspec.json.decode(read_small(root, ABANDONED_NAME, 1 << 20))
-        if isinstance(record, dict) and isinstance(record.get("rolled_back_to"), int):
-            target = f"step {record['rolled_back_to']}"
-            if record.get("by_words") is True:
-                what, target = "a start from", target if record["rolled_back_to"] else "scratch"
-    except (OSError, CheckpointError, msgspec.DecodeError, RecursionError):
-        pass  # the mark alone counts; what it says is only for the sentence
+    record = _record(root)
+    step, words = record.get("rolled_back_to"), record.get("by_words") is True
+    what = "a start from" if words else "a rollback to"
+    target = f"step {step}" if isinstance(step, int) else "an older step"
+    if words and step == 0:
+        target = "scratch, or from elsewhere"
     raise CheckpointError(
         f"It was left behind by {what} {target} (delete {ABANDONED_NAME} in it to allow it again).", "abandoned"
     )

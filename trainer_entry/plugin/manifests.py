@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from exporter.protocol import CheckpointSaved, Number
 from trainer_entry.plugin.runtime import Runtime, now
 
@@ -143,13 +145,20 @@ class ManifestThread:
 
         What takes longer to find out, versions and the place in the data, is added when its turn comes.
         """
-        from trainer_entry.checkpoints import CheckpointError, Origin
-        from trainer_entry.checkpoints.provenance import model_name
+        from trainer_entry.checkpoints import CheckpointError
         from trainer_entry.checkpoints.saved import record_saved
+
+        with contextlib.suppress(OSError, CheckpointError):  # said when it is hashed
+            record_saved(save.directory, save.step, self._known())
+
+    def _known(self) -> Origin:
+        """What is at hand."""
+        from trainer_entry.checkpoints import Origin
+        from trainer_entry.checkpoints.provenance import model_name
         from trainer_entry.configuration import config_hash
 
         runtime = self._runtime
-        origin = Origin(
+        return Origin(
             run_id=runtime.settings.run_id,
             attempt=runtime.settings.attempt,
             trainer=runtime.trainer_kind,
@@ -158,31 +167,20 @@ class ManifestThread:
             config_hash=config_hash(runtime.config),
             model=model_name(runtime.config),
         )
-        with contextlib.suppress(OSError, CheckpointError):  # said when it is hashed
-            record_saved(save.directory, save.step, origin)
 
     def _origin(self, save: Save) -> Origin:
-        from trainer_entry.checkpoints import Origin
-        from trainer_entry.checkpoints.provenance import data_position, git_state, model_name, torch_versions
-        from trainer_entry.configuration import config_hash
+        from trainer_entry.checkpoints.provenance import data_position, git_state, torch_versions
 
-        runtime = self._runtime
         if self._git is None:  # once: a process runs the code that it has read, whatever is checked out later
             self._git = git_state(os.getcwd())
         torch_version, cuda_version = torch_versions()
-        return Origin(
-            run_id=runtime.settings.run_id,
-            attempt=runtime.settings.attempt,
-            trainer=runtime.trainer_kind,
-            verl_version=runtime.verl_version,
+        return replace(
+            self._known(),
             torch_version=torch_version,
             cuda_version=cuda_version,
-            config=runtime.config,
-            config_hash=config_hash(runtime.config),
             git_commit=self._git[0],
             git_dirty=self._git[1],
             data_position=data_position(save.directory, save.step, save.batches_per_epoch),
-            model=model_name(runtime.config),
         )
 
     def _hashed(self, save: Save, origin: Origin) -> Hashed:

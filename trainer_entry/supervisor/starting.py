@@ -49,8 +49,11 @@ def plain_start(command: TrainerCommand, root: str, changed: Mapping[str, Scalar
         return Start(command.argv, 0, note=note if there else "")
     if command.resume_path is not None:
         from_step = checkpoints.step_of(command.resume_path)
-        if from_step is not None:
-            leave_behind(root, from_step, f"trainer.resume_from_path={command.resume_path}", by_words=True)
+        # What lies here is of another branch as a whole where the start is from elsewhere.
+        here = os.path.realpath(os.path.dirname(os.path.abspath(command.resume_path))) == os.path.realpath(root)
+        if from_step is not None or not here:
+            reason = f"trainer.resume_from_path={command.resume_path}"
+            leave_behind(root, from_step if here and from_step is not None else 0, reason, by_words=True)
         return Start(command.argv, from_step, command.resume_path)
     ranks = asked_world_size(command.argv, changed)
     step = checkpoints.tracker_step(root)
