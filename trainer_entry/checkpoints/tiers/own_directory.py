@@ -31,7 +31,7 @@ from trainer_entry.checkpoints.tiers.linking import remove_tree
 from trainer_entry.checkpoints.tiers.policy import OwnDirectory
 from trainer_entry.checkpoints.tiers.pruning import Decision
 from trainer_entry.checkpoints.unfinished import finish_unhashed
-from trainer_entry.checkpoints.verification import verify
+from trainer_entry.checkpoints.verification import Verification, verify
 
 _HALF = frozenset({"missing_shard", "missing_data", "missing_file", "truncated"})
 """Problems of a save that never came to its end. One that is whole and has no manifest may be good: a save in the
@@ -153,21 +153,24 @@ def _last_good(newest_first: list[Path], reports: list[Report]) -> Path | None:
         if _unchanged_since_verified(path):
             return path
         result = verify(path, "content")
-        reports.append(
-            CheckpointChecked(
-                time=time.time(),
-                step=result.step,
-                depth="content",
-                ok=result.ok,
-                name=path.name,
-                seconds=result.seconds,
-                reason=result.reason[:1000],
-            )
-        )
+        reports.append(checked(result))
         if result.ok:
             _remember(path)
             return path
     return None
+
+
+def checked(result: Verification) -> CheckpointChecked:
+    """The report of a check of a checkpoint's content, in its own place."""
+    return CheckpointChecked(
+        time=time.time(),
+        step=result.step,
+        depth="content",
+        ok=result.ok,
+        name=result.path.name,
+        seconds=result.seconds,
+        reason=result.reason[:1000],
+    )
 
 
 def _configured(newest_first: list[tuple[int, Path]]) -> int | None:

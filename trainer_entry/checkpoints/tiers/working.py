@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exporter.protocol import CheckpointChecked, CheckpointCopied
+from exporter.protocol import CheckpointCopied
 from trainer_entry.checkpoints.choosing import newest_verified
 from trainer_entry.checkpoints.layout import step_directories
 from trainer_entry.checkpoints.manifest import Manifest
@@ -22,12 +22,11 @@ from trainer_entry.checkpoints.tiers.copying import Copied, GivenUp, copy
 from trainer_entry.checkpoints.tiers.jobs import Job, Report, TierState, Workplace
 from trainer_entry.checkpoints.tiers.left_behind import left_behind
 from trainer_entry.checkpoints.tiers.offering import finish, offer_to, sweep_staged
-from trainer_entry.checkpoints.tiers.own_directory import prune_own
+from trainer_entry.checkpoints.tiers.own_directory import checked, prune_own
 from trainer_entry.checkpoints.tiers.pace import Pace, Stopped
 from trainer_entry.checkpoints.tiers.policy import Policy, TierPolicy
 from trainer_entry.checkpoints.tiers.pruning import Decision, prune_tier
 from trainer_entry.checkpoints.tiers.stores import StoreError
-from trainer_entry.checkpoints.verification import Verification
 from trainer_entry.supervisor.state import StateDir, StateError
 
 PaceFor = Callable[[str, int], Pace]
@@ -105,7 +104,7 @@ class Worker:
                 choice = newest_verified(root, depth="content", progress=pace.took)
                 for rotten in choice.refused:
                     if rotten.problem == "content":
-                        self.workplace.report(_checked(rotten))
+                        self.workplace.report(checked(rotten))
                 chosen = choice.chosen
                 if chosen is None or chosen.manifest is None:
                     raise CheckpointError(f"There is no checkpoint in {root} that verifies, so none is archived.")
@@ -232,18 +231,6 @@ def _made_since(path: os.PathLike[str], since: float) -> bool:
         return os.stat(manifest).st_mtime > since and not os.path.exists(os.path.join(path, ABANDONED_NAME))
     except OSError:
         return False
-
-
-def _checked(result: Verification) -> CheckpointChecked:
-    return CheckpointChecked(
-        time=time.time(),
-        step=result.step,
-        depth="content",
-        ok=result.ok,
-        name=result.path.name,
-        seconds=result.seconds,
-        reason=result.reason[:1000],
-    )
 
 
 def manifest_for(directory: str) -> Manifest:
