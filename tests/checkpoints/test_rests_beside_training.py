@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer_entry.checkpoints import hashing, keeper
+from trainer_entry.checkpoints import CheckpointError, hashing, keeper
 from trainer_entry.checkpoints.resting import CORES, LONGEST_SECONDS, Rest, share
 from trainer_entry.checkpoints.tiers.pace import Pace
 
@@ -57,6 +59,36 @@ def test_no_rest_is_so_long_that_somebody_who_stops_it_waits() -> None:
     assert clock.rested == LONGEST_SECONDS
 
 
+def test_a_rest_ends_when_training_does_and_none_follows() -> None:
+    cpu = Clock()
+    rest = Rest(0.001, cpu=lambda: cpu.cpu)
+    resting = threading.Thread(target=lambda: [rest.after_a_piece() for _ in range(1000)])
+    cpu.cpu += 1000.0
+    resting.start()
+    rest.end()
+    resting.join(60.0)
+    assert not resting.is_alive()
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_the_process_that_hashes_is_told_when_training_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    """Another program in its place answers once nothing trains any more, or after a moment that something does."""
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\nif timeout 3 cat; then said=over; else said=trains; fi\n"
+        'printf \'{"sentence": "%s", "problem": "content"}\' $said\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(hashing.sys, "executable", str(program))
+    ended = threading.Event()
+    if over:
+        ended.set()
+    with pytest.raises(CheckpointError, match="over" if over else "trains"):
+        hashing.hash_elsewhere(str(tmp_path), 1, threading.Event(), ended)
+
+
 @pytest.mark.parametrize("rests", [True, False])
 def test_a_keeper_rests_where_it_is_started_beside_training_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rests: bool
@@ -81,6 +113,7 @@ def test_the_process_that_hashes_rests(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hashing, "idle_priority", lambda: None)
     monkeypatch.setattr(hashing, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(hashing.Rest, "after_a_piece", lambda rest: pieces.append(1))
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - its number is what is used
     answer = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr(sys, "stdout", answer)
     actor = tmp_path / "global_step_1" / "actor"

@@ -12,6 +12,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
@@ -34,8 +36,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = "unreadable"
 
 
-def hash_elsewhere(directory: str, step: int, cancel: Cancel) -> Hashed:
-    """Hash a finished save in a process of its own, and wait for it.
+def hash_elsewhere(directory: str, step: int, cancel: Cancel, over: Cancel | None = None) -> Hashed:
+    """Hash a finished save in a process of its own, and wait for it. Once training is ``over`` it no longer rests.
 
     Raises CheckpointError as hashing here would, ManifestCancelled, and OSError where no process can be started.
     """
@@ -44,19 +46,25 @@ def hash_elsewhere(directory: str, step: int, cancel: Cancel) -> Hashed:
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
         words,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
     )
+    # Its standard input stays open for as long as something trains; communicate would close it at once.
+    trains, process.stdin = process.stdin, None
     try:
         while True:
+            if over is not None and over.is_set() and trains is not None:
+                trains.close()
             if cancel.is_set():
                 raise ManifestCancelled(f"Hashing {directory} was cancelled.", "unfinished")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, errors = process.communicate(timeout=_LOOK_SECONDS)
                 break
     finally:
+        if trains is not None:
+            trains.close()
         if process.poll() is None:
             process.kill()
             process.communicate()
@@ -83,6 +91,7 @@ def main(words: list[str]) -> int:
     end_with_parent(parent)
     idle_priority()
     rest = Rest(share())
+    threading.Thread(target=_when_closed, args=(sys.stdin.fileno(), rest.end), daemon=True).start()
     try:
         hashed = hash_checkpoint(directory, step, flushed=True, progress=lambda count: rest.after_a_piece())
         answer = Answer(hashed=hashed)
@@ -92,6 +101,13 @@ def main(words: list[str]) -> int:
         answer = Answer(sentence=f"{directory} cannot be read: {error.strerror or error}.")
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     return 0
+
+
+def _when_closed(descriptor: int, then: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 1):
+            pass
+    then()
 
 
 if __name__ == "__main__":

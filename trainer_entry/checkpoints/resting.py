@@ -9,6 +9,7 @@ processes beside training only: what somebody waits for, and what is done once a
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -36,11 +37,12 @@ class Rest:
         self,
         of_time: float,
         *,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self._rests = 1.0 / of_time - 1.0
-        self._sleep = sleep
+        self._over = threading.Event()
+        self._sleep = sleep or self._over.wait
         self._cpu = cpu
         self._used = cpu()
 
@@ -49,5 +51,9 @@ class Rest:
         used = self._cpu()
         seconds = min((used - self._used) * self._rests, LONGEST_SECONDS)
         self._used = used
-        if seconds > 0.0:
+        if seconds > 0.0 and not self._over.is_set():
             self._sleep(seconds)
+
+    def end(self) -> None:
+        """Nothing trains beside it any more: no rest from here on, nor the rest of this one."""
+        self._over.set()

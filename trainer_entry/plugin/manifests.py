@@ -191,7 +191,7 @@ class ManifestThread:
 
         record_saved(save.directory, save.step, origin)
         try:
-            return hash_elsewhere(save.directory, save.step, self._cancel)
+            return hash_elsewhere(save.directory, save.step, self._cancel, self._ending)
         except OSError:  # no process could be started: rather here than not at all
             return hash_checkpoint(save.directory, save.step, cancel=self._cancel)
 
