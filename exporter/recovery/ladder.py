@@ -51,18 +51,19 @@ def choose(
     policy: RecoveryPolicy,
     *,
     why_above: str = "",
-    skip: bool = True,
+    repeated: Rung | None = None,
 ) -> Choice:
     """The first rung at or behind ``above`` in the ladder that has something to do.
 
-    ``why_above`` says what became of those before it. The assessment has a target.
+    ``why_above`` says what became of those before it; ``repeated`` is one whose changes are in force, and are to be
+    kept. The assessment has a target.
     """
     considered: list[ConsideredRung] = []
     for index, rung in enumerate(ladder):
         if index < above:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=why_above))
             continue
-        step = look_at(rung, facts, assessment, policy, skip=skip)
+        step = look_at(rung, facts, assessment, policy, repeated=rung == repeated)
         if step.changes is None:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=step.reason))
         elif policy.acts_on(tuple(ladder)) and policy.mode_of(rung) == "observe":
@@ -76,7 +77,9 @@ def choose(
     return Choice(tuple(considered))
 
 
-def look_at(rung: Rung, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy, *, skip: bool = True) -> Step:
+def look_at(
+    rung: Rung, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy, *, repeated: bool = False
+) -> Step:
     """What a rung would do now. Each keeps what earlier ones have changed."""
     target = assessment.target
     if target is None:
@@ -84,13 +87,16 @@ def look_at(rung: Rung, facts: RunFacts, assessment: Assessment, policy: Recover
     base = in_force(facts)
     if rung == "checkpoint":
         step = Step(f"back to the checkpoint of step {target.step}", base)
+    elif repeated:
+        # Asked anew it would change more (half the rate once more), or nothing: the version is the wanted one by now.
+        step = Step(f"once more with what was changed: attempt {facts.attempt} did not live to show what that does", base)
     elif rung == "config":
         step = _config(facts, target, policy, base)
     elif rung == "version":
         step = _version(facts, policy, base)
     else:
         step = _infra(facts, policy, base)
-    return _skipping(step, facts, assessment, target, policy) if skip else step
+    return _skipping(step, facts, assessment, target, policy)
 
 
 def in_force(facts: RunFacts) -> Changes:

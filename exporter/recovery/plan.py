@@ -189,7 +189,7 @@ def plan_for(
         )
         end = ConsideredRung(rung="person", taken=True, reason="no verified checkpoint from before the onset is known")
         return made.stop(reason, Choice((end,)), without_target=True)
-    choice = choose(ladder, stand.above, facts, found, policy, why_above=stand.why)
+    choice = choose(ladder, stand.above, facts, found, policy, why_above=stand.why, repeated=stand.repeated)
     if choice.rung is None:
         return made.end(choice)
     return made.rollback(choice, found.target)

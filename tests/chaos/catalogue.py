@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
-from tests.chaos.moments import STAGES, Moment
+from tests.chaos import versions
+from tests.chaos.moments import OF_ANOTHER_VERSION, STAGES, Moment
 from tests.chaos.play import ANY_END, NOT_RECOVERED, RECOVERED, Act, Scenario
 from tests.chaos.verdict import End
-from tests.chaos.world import DISKS, LINKS, Victim, World
+from tests.chaos.world import ALWAYS, DISKS, LINKS, Victim, World
+from trainer_entry.environments.places import RECORD_NAME
 
 SERVICES: tuple[Victim, ...] = ("supervisor", "exporter", "prometheus", "alertmanager")
 MAIN: tuple[Moment, ...] = ("before_alert", "commanded", "stopping", "verifying")
@@ -29,7 +31,7 @@ def catalogue() -> list[Scenario]:
     """Every scenario of the list, in a fixed order; names are unique."""
     families = (
         *(_plain, _kills, _late, _network, _webhooks, _disks, _clocks, _pairs, _failing_again, _two_runs, _frozen),
-        _second_supervisor,
+        *(_second_supervisor, _versions),
     )
     return [scenario for family in families for scenario in family()]
 
@@ -56,7 +58,7 @@ def _plain() -> Iterator[Scenario]:
 
 
 def _kills() -> Iterator[Scenario]:
-    for victim in get_args(Victim):
+    for victim in ALWAYS:
         for stage in STAGES:
             what = f"SIGKILL to the {victim} at the stage {stage}"
             yield _at(stage, f"kill {victim} at {stage}", what, partial(_kill, victim), RECOVERED)
@@ -84,6 +86,29 @@ def _second_supervisor() -> Iterator[Scenario]:
     for stage in MAIN:
         what = f"somebody starts a second supervisor of the run at the stage {stage}"
         yield _at(stage, f"second supervisor at {stage}", what, _start_a_second, RECOVERED)
+
+
+def _versions() -> Iterator[Scenario]:
+    """The third rung: an environment is built, and the checkpoint loaded there, before anything is stopped."""
+    what = "a version of verl ruins every attempt, until another one is built beside it"
+    yield _on_another_version("version", what, ())
+    for victim in ("supervisor", "exporter", "trainer", "attempt", "script", "tool"):
+        for stage in OF_ANOTHER_VERSION[: 2 if victim == "tool" else None]:
+            act = Act(stage, partial(_kill, victim))
+            yield _on_another_version(
+                f"version, {victim} killed at {stage}", f"{what}; SIGKILL to the {victim}", (act,)
+            )
+    for stage in OF_ANOTHER_VERSION[:2]:
+        act = Act(stage, partial(_kill, "supervisor", stays_down=True))
+        name = f"version, late supervisor killed at {stage}"
+        yield _on_another_version(
+            name, f"{what}; a start a minute later", (act, Act(60.0, partial(_revive, "supervisor")))
+        )
+
+
+def _on_another_version(name: str, what: str, acts: tuple[Act, ...]) -> Scenario:
+    words = {"chaos.ruin_after": "2"}
+    return Scenario(name, what, acts, "version", RECOVERED, recovery=versions.LADDER, words=words, after=_of_one_piece)
 
 
 def _network() -> Iterator[Scenario]:
@@ -323,6 +348,14 @@ def _brief(world: World) -> str:
     """A full disk is no reason to fill the next one with a line a second."""
     lines = (world.out / "logs" / f"supervisor-{world.run.name}.log").read_text(errors="replace").count("\n")
     return "" if lines < 150 else f"the supervisor wrote {lines} lines"
+
+
+def _of_one_piece(world: World) -> str:
+    """The environment is complete, and what the supervisor itself runs on was not touched."""
+    kept, place = versions.running(), world.run.environment
+    if kept == versions.GOOD:
+        return f"this interpreter has verl {kept} itself, so nothing was shown"
+    return "" if (place / RECORD_NAME).is_file() else f"{place} was left half-built"
 
 
 def _once(world: World) -> str:

@@ -11,8 +11,9 @@ first one alive.
 
 Options, as Hydra words: ``chaos.step_seconds``, ``chaos.save_freq``, ``chaos.start_seconds``, ``chaos.stop_seconds``,
 ``chaos.steps``, ``chaos.url`` (its way to the exporter), ``chaos.ruin_after``. Faults are read from
-``chaos.evidence/faults.json``: a list of ``{"kind": "nan|hang|crash|rate", "attempts": [1, 2]}``. With ``rate`` the
-weights are ruined ``chaos.ruin_after`` steps later, in every attempt whose learning rate is ruinous.
+``chaos.evidence/faults.json``: a list of ``{"kind": "nan|hang|crash|rate|version", "attempts": [1, 2]}``. With
+``rate`` the weights are ruined ``chaos.ruin_after`` steps later, in every attempt whose learning rate is ruinous; with
+``version`` in every attempt that does not run on the good version of verl.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.protocol import CheckpointSaved, HooksReported, Run, RunFinished, RunStarted, SettingApplied
+from tests.chaos import versions, weights
 from trainer_entry.checkpoints import CheckpointError, discard_manifest, write_manifest
 from trainer_entry.push import PushClient
 from trainer_entry.settings import read_settings
@@ -70,6 +72,7 @@ class FastTrainer:
         self.step_seconds = float(self.words.get("chaos.step_seconds", "0.15"))
         self.step = 0
         self.ruined = False
+        self.version = versions.running()
         environ = dict(os.environ)
         if "chaos.url" in self.words:
             environ["VERL_SENTINEL_URL"] = self.words["chaos.url"]
@@ -81,7 +84,7 @@ class FastTrainer:
             project=self.words.get("trainer.project_name", ""),
             experiment=self.words.get("trainer.experiment_name", ""),
             trainer="ppo_v1",
-            verl_version=self.changes().get("verl_version", "") or self.words.get("chaos.version", "0.9.1"),
+            verl_version=self.version,
         )
         self.client = PushClient(settings, run)
         self.client.phases.step_source = lambda: self.step + 1
@@ -121,8 +124,8 @@ class FastTrainer:
             if tracker.exists():
                 source = self.root / f"global_step_{tracker.read_text().strip()}"
         if source is not None and source.exists():
-            weights = json.loads((source / "actor" / "model_world_size_1_rank_0.pt").read_bytes().split(b"\n", 1)[0])
-            self.step, self.ruined = weights["step"], weights["ruined"]
+            saved = weights.read(source / weights.MODEL)
+            self.step, self.ruined = saved["step"], saved["ruined"]
 
     def fault(self) -> str:
         """The fault that this attempt has now, if any."""
@@ -145,11 +148,10 @@ class FastTrainer:
         began = time.monotonic()
         discard_manifest(directory)
         (directory / "actor").mkdir(parents=True, exist_ok=True)
-        head = json.dumps({"step": self.step, "ruined": self.ruined}).encode() + b"\n"
         for kind in ("model", "optim", "extra_state"):
-            body = head + f"{kind} {self.step}".encode() * 400
-            (directory / "actor" / f"{kind}_world_size_1_rank_0.pt").write_bytes(body)
-        (directory / "data.pt").write_bytes(str(self.step).encode() * 10)
+            path = directory / "actor" / f"{kind}_world_size_1_rank_0.pt"
+            weights.write(path, step=self.step, ruined=self.ruined, of=f"{kind} {self.step}" * 400)
+        weights.write(directory / "data.pt", step=self.step)
         # verl's order: the shards, then the tracker; the manifest is ours, and last.
         (self.root / "latest_checkpointed_iteration.txt").write_text(str(self.step))
         saved = time.monotonic()
@@ -192,7 +194,13 @@ class FastTrainer:
         changes = self.changes()
         rate = float(self.words.get(RATE, "1e-6"))
         self.note(
-            "starts.jsonl", **{"from": self.step}, ruined=self.ruined, worker=worker.pid, rate=rate, changes=changes
+            "starts.jsonl",
+            **{"from": self.step},
+            ruined=self.ruined,
+            worker=worker.pid,
+            rate=rate,
+            version=self.version,
+            changes=changes,
         )
         print(f"Resuming from step {self.step}", flush=True)
         self.client.event(RunStarted(time=time.time(), config={**self.words, RATE: rate}))
@@ -228,6 +236,7 @@ class FastTrainer:
                 os._exit(1)
             self.step += 1
             steps_to_ruin -= fault == "rate" and rate > RUINOUS_RATE
+            steps_to_ruin -= fault == "version" and self.version != versions.GOOD
             if fault == "nan" or steps_to_ruin == 0:
                 self.ruined = True
             phases.end(inner)

@@ -12,6 +12,7 @@ from typing import Literal
 from demo.client import first_alert
 from tests.chaos.subject import Run
 from tests.chaos.world import World
+from trainer_entry.environments.places import RECORD_NAME
 
 Moment = Literal[
     "before_alert",
@@ -22,6 +23,11 @@ Moment = Literal[
     "starting",
     "verifying",
     "climbing",
+    "building",
+    "checking",
+    "stopping again",
+    "starting again",
+    "verifying again",
     "over",
 ]
 STAGES: tuple[Moment, ...] = (
@@ -34,6 +40,8 @@ STAGES: tuple[Moment, ...] = (
     "verifying",
     "climbing",
 )
+OF_ANOTHER_VERSION: tuple[Moment, ...] = ("building", "checking", "stopping again", "starting again", "verifying again")
+"""Of the second recovery, which goes on with another version of verl."""
 MOMENT_SECONDS = 60.0
 _RANK = ("accepted", "stopping", "stopped", "starting", "started", "succeeded", "failed")
 
@@ -49,6 +57,11 @@ def wait_for(world: World, run: Run, moment: Moment) -> bool:
         "starting": lambda: _reached(run, "stopped"),
         "verifying": lambda: _reached(run, "started") and len(run.witness.lines("starts.jsonl")) > 1,
         "climbing": lambda: len(run.witness.commands()) > 1 or len(_recoveries(run)) > 1,
+        "building": run.environment.exists,
+        "checking": (run.environment / RECORD_NAME).exists,
+        "stopping again": lambda: _reached(run, "stopping", of=2),
+        "starting again": lambda: _reached(run, "stopped", of=2),
+        "verifying again": lambda: _reached(run, "started", of=2) and len(run.witness.lines("starts.jsonl")) > 2,
         "over": lambda: any(one["stage"] in ("succeeded", "failed", "refused", "observed") for one in _recoveries(run)),
     }
     try:
@@ -77,5 +90,6 @@ def _recoveries(run: Run) -> list[dict[str, object]]:
     return run.witness.recoveries()
 
 
-def _reached(run: Run, state: str) -> bool:
-    return any(_RANK.index(one["state"]) >= _RANK.index(state) for one in run.witness.commands())
+def _reached(run: Run, state: str, of: int = 1) -> bool:
+    """Whether a command, from that one on, is so far."""
+    return any(_RANK.index(one["state"]) >= _RANK.index(state) for one in run.witness.commands()[of - 1 :])

@@ -119,7 +119,7 @@ def _played(scenario: Scenario, world: World) -> Verdict:
     world.start()
     for run in world.runs:
         if scenario.fault:
-            run.inject(scenario.fault, *(range(1, 40) if scenario.fault == "rate" else (1,)))
+            run.inject(scenario.fault, *(range(1, 40) if scenario.fault in ("rate", "version") else (1,)))
     world.say(f"the fault: {scenario.fault or 'none'}")
     for act in scenario.acts:
         if isinstance(act.when, str):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import versions
 from tests.chaos.programs import Program
 from tests.chaos.witness import Witness, found_by
 
@@ -45,6 +46,8 @@ class Run:
         self.evidence.mkdir(parents=True)
         database = out / "exporter" / "recovery.sqlite3"
         self.witness = Witness(name, self.evidence, self.checkpoints, self.state, database)
+        self.environment = versions.place(out / "cache")
+        """Of the other version of verl, once it is being built."""
         self.faults: list[dict[str, Any]] = []
         all_words = {
             "trainer.default_local_dir": str(self.checkpoints),
@@ -59,6 +62,7 @@ class Run:
             "VERL_SENTINEL_TOKEN_FILE": str(token),
             "VERL_SENTINEL_PYTHON": sys.executable,
             "XDG_CACHE_HOME": str(out / "cache"),
+            **versions.wheels(out / "wheels"),
         }
         self.supervisor = Program(
             f"supervisor of {name}",
@@ -75,13 +79,17 @@ class Run:
         )
 
     def pids_of(self, victim: str) -> list[int]:
-        """Live processes of the run by what they are: ``trainer``, ``worker``, ``attempt``, ``script``."""
+        """Live processes of the run by what they are: ``trainer``, ``worker``, ``attempt``, ``script``, ``tool``."""
         if victim == "trainer":
             return [one["pid"] for one in self.witness.trainers()]
         if victim == "worker":
             return self.witness.workers()
-        words = (b"trainer_entry.supervisor.attempt",) if victim == "attempt" else (b"/rules/rollback/",)
-        return found_by(*words, os.fsencode(self.state))
+        words = {
+            "attempt": b"trainer_entry.supervisor.attempt",
+            "script": b"/rules/rollback/",
+            "tool": b"\0environments\0",
+        }
+        return found_by(words[victim], os.fsencode(self.state))
 
     def inject(self, kind: str, *attempts: int) -> None:
         """From now on, the trainer has this fault in these attempts."""

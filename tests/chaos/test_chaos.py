@@ -25,6 +25,7 @@ SHORT = (
     "webhook twenty times at commanded",
     "clock +10 h at verifying",
     "again nan then crash",
+    "version, tool killed at building",
 )
 
 
@@ -66,3 +67,6 @@ def test_names_of_scenarios_are_unique_and_every_stage_has_its_kills() -> None:
         for stage in ("before_alert", "pending_alert", "awaiting_approval", "commanded", "stopping", "starting",
                       "verifying", "climbing"):  # fmt: skip
             assert f"kill {victim} at {stage}" in names
+    for victim in ("supervisor", "exporter", "trainer", "script"):
+        for stage in ("building", "checking", "stopping again", "starting again", "verifying again"):
+            assert f"version, {victim} killed at {stage}" in names

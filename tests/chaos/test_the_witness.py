@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import weights
 from tests.chaos.network import Link
 from tests.chaos.witness import Witness
 from trainer_entry.checkpoints import write_manifest
@@ -36,17 +37,19 @@ class Scene:
         directory = self.checkpoints / f"global_step_{step}"
         (directory / "actor").mkdir(parents=True)
         for kind in ("model", "optim", "extra_state"):
-            head = json.dumps({"step": step, "ruined": ruined}).encode() + b"\n"
-            (directory / "actor" / f"{kind}_world_size_1_rank_0.pt").write_bytes(head + kind.encode())
+            path = directory / "actor" / f"{kind}_world_size_1_rank_0.pt"
+            weights.write(path, step=step, ruined=ruined, of=kind)
         (directory / "data.pt").write_bytes(b"position")
         write_manifest(directory, step)
         return directory
 
-    def start(self, attempt: int, step: int, *, pid: int = 0, command: str = "", ruined: bool = False) -> None:
+    def start(
+        self, attempt: int, step: int, *, pid: int = 0, command: str = "", ruined: bool = False, **more: object
+    ) -> None:
         folder = self.state / "attempts" / str(attempt)
         folder.mkdir(exist_ok=True)
         (folder / "request.json").write_text(json.dumps({"command_id": command}))
-        started = {"attempt": attempt, "from": step, "pid": pid, "ruined": ruined, "worker": 0}
+        started = {"attempt": attempt, "from": step, "pid": pid, "ruined": ruined, "worker": 0, **more}
         with (self.evidence / "starts.jsonl").open("a") as file:
             file.write(json.dumps({**started, "at": time.monotonic()}) + "\n")
 
@@ -75,6 +78,15 @@ def test_a_run_that_goes_back_to_a_good_checkpoint_breaks_nothing(scene: Scene) 
     scene.start(2, 5, command="r1")
     scene.witness.close()
     assert scene.witness.breaches == []
+
+
+def test_an_attempt_on_another_version_than_it_was_to_run_on_is_seen(scene: Scene) -> None:
+    scene.save(5)
+    scene.witness._look()
+    scene.start(2, 5, changes={"verl_version": "0.9.0"}, version="0.9.0")
+    scene.start(3, 5, changes={"verl_version": "0.9.0"}, version="0.9.1")
+    scene.witness.close()
+    assert scene.witness.breaches == ["attempt 3 was to run on verl 0.9.0, and runs on 0.9.1"]
 
 
 def test_a_start_from_scratch_is_seen_once_there_was_a_checkpoint(scene: Scene) -> None:

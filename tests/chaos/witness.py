@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import weights
 from trainer_entry.checkpoints import verify
 
 LOOK_SECONDS = 0.1
@@ -116,6 +117,9 @@ class Witness:
                 self._breach(f"attempt {start['attempt']} started from scratch")
             if start["attempt"] > 1 and start["ruined"]:
                 self._breach(f"attempt {start['attempt']} was restored from a spoilt checkpoint, step {start['from']}")
+            wanted = start.get("changes", {}).get("verl_version", "")
+            if wanted and start["version"] != wanted:
+                self._breach(f"attempt {start['attempt']} was to run on verl {wanted}, and runs on {start['version']}")
         ran = Counter(start["attempt"] for start in starts)
         for attempt, times in ran.items():
             if times > 1:
@@ -227,9 +231,8 @@ def found_by(*words: bytes) -> list[int]:
 
 
 def _ruined(directory: Path) -> bool:
-    with open(directory / "actor" / "model_world_size_1_rank_0.pt", "rb") as file:
-        ruined: bool = json.loads(file.readline())["ruined"]
-        return ruined
+    ruined: bool = weights.read(directory / weights.MODEL)["ruined"]
+    return ruined
 
 
 def _hash(directory: Path) -> str:

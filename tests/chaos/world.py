@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from demo.client import answers, watches
 from tests.chaos import programs
@@ -38,9 +38,14 @@ LINKS = (
 )
 DISKS = ("exporter", "state", "checkpoints")
 DISK_BYTES = 24 * 1024 * 1024
-Victim = Literal["supervisor", "exporter", "trainer", "worker", "prometheus", "alertmanager", "attempt", "script"]
-"""``attempt``: the attempt process between supervisor and trainer. ``script``: the rollback script, while it runs."""
-OF_A_RUN = ("trainer", "worker", "attempt", "script")
+Victim = Literal[
+    "supervisor", "exporter", "trainer", "worker", "prometheus", "alertmanager", "attempt", "script", "tool"
+]
+"""``attempt``: the attempt process between supervisor and trainer. ``script``: the rollback script, while it runs.
+``tool``: what the script has build and check another environment."""
+ALWAYS: tuple[Victim, ...] = tuple(victim for victim in get_args(Victim) if victim != "tool")
+"""Those of every recovery."""
+OF_A_RUN = ("trainer", "worker", "attempt", "script", "tool")
 RECOVERY: Mapping[str, Any] = {
     "mode": "auto",
     "trigger": "alertmanager",

@@ -509,3 +509,43 @@ def test_success_on_a_higher_rung_takes_the_failures_before_it_back(ladder: Call
     assert scene.recovery(second.id).stage == "succeeded"
     state = scene.engine.state_of(RUN)
     assert (state.failed, state.outcomes) == (False, {"failed": 1, "succeeded": 1})
+
+
+HALF = ConfigRung(source="adjust", adjust={LR: Adjustment(multiply=0.5)})
+
+
+@pytest.mark.parametrize("rung", ["config", "version", "infra"])
+def test_a_rung_whose_attempt_died_is_tried_once_more_with_what_it_had_changed_and_no_more(
+    ladder: Callable[..., Scene], rung: str
+) -> None:
+    scene = ladder(ladder=("checkpoint", rung), config=HALF, cooldown_seconds=60.0)
+    relapse(scene, scene.fail_with(failure()))
+    tried = newest(scene)
+    assert tried.rung == rung
+    scene.exit_attempt(next_attempt(scene, tried), 1)
+    assert scene.recovery(tried.id).failed_by == "died"
+    scene.now += 61
+    crash = incident("trainer_exited", "process", 41, attempt=scene.facts.attempt, id="crash")
+    scene.facts = replace(scene.facts, incidents=(crash,), running=False)
+    assert scene.alert(crash, starts_at="b").outcome == "planned"
+    again = newest(scene)
+    assert (again.rung, again.protocol_changes) == (rung, tried.protocol_changes)
+    assert "once more" in reasons(again)[rung]
+    scene.exit_attempt(next_attempt(scene, again), 1)
+    assert scene.recovery(again.id).climbed_to == ""
+    assert scene.engine.state_of(RUN).failed
+
+
+def test_a_rung_that_was_not_carried_out_is_looked_at_afresh(ladder: Callable[..., Scene]) -> None:
+    scene = ladder(ladder=("checkpoint", "version"), cooldown_seconds=60.0)
+    relapse(scene, scene.fail_with(failure()))
+    tried = newest(scene)
+    assert scene.engine.pending_command(RUN, scene.now) is not None
+    scene.report(tried, "accepted", "failed", code=1)
+    assert scene.recovery(tried.id).failed_by == "not_carried_out"
+    scene.now += 61
+    found = incident("surge", "kl", 44, attempt=scene.facts.attempt, id="kl")
+    scene.facts = replace(scene.facts, incidents=(*scene.facts.incidents, found))
+    assert scene.alert(found, starts_at="b").outcome == "planned"
+    assert newest(scene).protocol_changes.verl_version == "0.8.0"
+    assert "once more" not in reasons(newest(scene))["version"]

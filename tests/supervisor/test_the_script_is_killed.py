@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from supervised_run import REPOSITORY, Scene
+
+from trainer_entry.supervisor.script import ScriptEnded
 
 SHIPPED = REPOSITORY / "rules" / "rollback" / "checkpoint.sh"
 
 
-def script_that_dies(folder: Path, times: int, before: str = "") -> Path:
+ITSELF = "kill -KILL $$"
+WHAT_IT_RUNS = "bash -c 'kill -KILL $$' || exit $?"
+
+
+def script_that_dies(folder: Path, times: int, before: str = "", dies: str = ITSELF) -> Path:
     """A folder with a ``checkpoint.sh`` that is killed in its first runs, after ``before``."""
     scripts = folder / "scripts"
     scripts.mkdir()
     runs = folder / "runs"
     (scripts / "checkpoint.sh").write_text(
         f'echo run >> "{runs}"\n'
-        f'if (( $(wc -l < "{runs}") <= {times} )); then\n{before}\nkill -KILL $$\nfi\n'
+        f'if (( $(wc -l < "{runs}") <= {times} )); then\n{before}\n{dies}\nfi\n'
         f'exec bash "{SHIPPED}" "$@"\n'
     )
     return scripts
@@ -26,10 +33,11 @@ def hanging(scene: Scene) -> list[str]:
     return scene.trainer(hang_at=16, only_first=1)
 
 
-def test_it_is_run_once_more_and_the_rollback_is_whole(watched: Scene) -> None:
+@pytest.mark.parametrize("dies", [ITSELF, WHAT_IT_RUNS])
+def test_it_is_run_once_more_and_the_rollback_is_whole(watched: Scene, dies: str) -> None:
     # Its first run has stopped the trainer when it is killed.
     stop = '"$VERL_SENTINEL_PYTHON" -m trainer_entry.cli stop --for-rollback "$1" "$2" "$3" "$4"'
-    scripts = script_that_dies(watched.folder, 1, before=stop)
+    scripts = script_that_dies(watched.folder, 1, stop, dies)
     watched.run(hanging(watched), "--rollback-scripts", str(scripts))
     watched.output_has(1, "hanging")
     watched.command("c1", reason="hang", not_after_step=12)
@@ -51,3 +59,11 @@ def test_a_script_that_is_killed_again_has_failed(watched: Scene) -> None:
     assert last.state == "failed"
     assert "-9" in last.detail
     assert (watched.folder / "runs").read_text().count("run") == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "signal"), [(-9, 9), (137, 9), (143, 15), (0, 0), (4, 0), (75, 0), (128, 0), (255, 0)]
+)
+def test_a_code_of_the_script_tells_a_signal_from_an_end_of_its_own(code: int, signal: int) -> None:
+    assert ScriptEnded("c1", code, ()).signal == signal
+    assert ScriptEnded("c1", code, (), cut_short=True).signal == 0

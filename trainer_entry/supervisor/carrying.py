@@ -121,13 +121,13 @@ class Carrying:
         if record is None or record.id != ended.command_id:
             return
         desk.active = None
-        if ended.killed and not record.new_attempt and self._run_again != record.id:
+        if ended.signal and not record.new_attempt and self._run_again != record.id:
             # It may be run again: what it had done is on record, and is not done twice.
             self._run_again = record.id
-            self._say(f"the rollback script was killed by signal {-ended.code}; it is run once more")
+            self._say(f"the rollback script, or what it ran, was killed by signal {ended.signal}; it is run once more")
             self.begin(replace(record, attempt=self._life.number))
             return
-        if record.new_attempt and (ended.code == 0 or ended.killed):
+        if record.new_attempt and (ended.code == 0 or ended.signal):
             detail = f"Attempt {record.new_attempt} started from step {record.target_step}."
             desk.progress(record, "succeeded", detail, output=ended.lines)
             return

@@ -30,6 +30,7 @@ SCRIPTS_VARIABLE = "VERL_SENTINEL_ROLLBACK_SCRIPTS"
 """Where the shipped scripts lie, for an edited copy of one that lies elsewhere and sources ``lib.sh``."""
 _MAX_LINES = 50
 _MAX_LINE = 2000
+_LAST_SIGNAL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,15 @@ class ScriptEnded:
     """We ended it, at its time limit or because its command was over."""
 
     @property
-    def killed(self) -> bool:
-        """A signal of somebody else's ended it: the kernel, short of memory, or a person who meant another process."""
-        return self.code < 0 and not self.cut_short
+    def signal(self) -> int:
+        """The signal of somebody else's that ended it, or the program that it was running, and 0 where none did.
+
+        It comes from the kernel, short of memory, or from a person who meant another process. Of a program a shell
+        says it by a code of 128 and the signal's number.
+        """
+        if self.cut_short:
+            return 0
+        return -self.code if self.code < 0 else self.code - 128 if 128 < self.code <= 128 + _LAST_SIGNAL else 0
 
     @property
     def last_line(self) -> str:
