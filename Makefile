@@ -12,6 +12,8 @@ MINUTES ?= 30
 PY := $(VENV)/bin/python
 # Passed on to pytest, for example: make test PYTEST_ARGS="-m 'not trainer'"
 PYTEST_ARGS ?=
+# Two files of tests at a time, in the order of their names; empty: one after the other.
+SIDE_BY_SIDE ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo up down test chaos lint format bench clean
 
@@ -34,7 +36,7 @@ down:  ## end what `make up` started; data, logs and tokens stay in .stack
 
 test: setup  ## run all tests, on the stock verl trainer, real programs and a real browser
 	@scripts/bootstrap.sh browser node slurm faketime
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 chaos: setup  ## kill, cut and fill everything at every stage of a recovery; SCENARIOS=20 SEED=1
 	@scripts/bootstrap.sh faketime
