@@ -89,7 +89,7 @@ def look_at(
         step = Step(f"back to the checkpoint of step {target.step}", base)
     elif repeated:
         # Asked anew it would change more (half the rate once more), or nothing: the version is the wanted one by now.
-        step = Step(f"once more with what was changed: attempt {facts.attempt} did not live to show what that does", base)
+        step = Step(f"once more with what was changed: attempt {facts.attempt} did not live to show it", base)
     elif rung == "config":
         step = _config(facts, target, policy, base)
     elif rung == "version":

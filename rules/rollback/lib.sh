@@ -55,7 +55,7 @@ Exit codes:
      and nothing was done (the last line says which)
   7  the target is recorded, but no supervisor runs; the command that starts one is printed
   8  the supervisor refused: another command or attempt came in between
-  9  what is to be changed cannot be changed; nothing was stopped
+  9  what is to be changed cannot be changed, or no checkpoint fits it; nothing was stopped
 TEXT
 }
 
@@ -140,12 +140,20 @@ parse_arguments() {
 
 # Sets target. Where nothing may be restored, the trainer is stopped all the same: it trains on what is spoilt.
 choose_target() {
-    local code=0
-    target=$(tool checkpoints choose "${run[@]}" ${limits[@]+"${limits[@]}"}) || code=$?
+    local code=0 change settings=()
+    # With other settings the start may be one of another number of ranks, for which another checkpoint is right, or none.
+    for change in ${changes[@]+"${changes[@]}"}; do
+        [[ $change != --set=* && $change != --forget-changes ]] || settings+=("$change")
+    done
+    target=$(tool checkpoints choose "${run[@]}" ${limits[@]+"${limits[@]}"} ${settings[@]+"${settings[@]}"}) || code=$?
     if ((code == 4)) && [[ $save_first == yes && $dry_run == no ]]; then
         say "there is no checkpoint yet; the clean end is to save one"
         target=""
         return 0
+    elif ((code == 4 && ${#settings[@]})) &&
+        tool checkpoints choose "${run[@]}" ${limits[@]+"${limits[@]}"} >/dev/null 2>&1; then
+        say "no checkpoint fits what is to be changed; $done_so_far"
+        exit 9
     elif ((code == 4)); then
         say "there is no checkpoint to go back to"
         if [[ $dry_run == no ]]; then

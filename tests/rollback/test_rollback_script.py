@@ -246,3 +246,17 @@ def test_an_operators_rollback_command_goes_through_the_supervisor_or_without_it
     done = scene.cli(*words, "--request-id", "r2")
     assert done.returncode == 7, done.stdout + done.stderr
     assert scene.attempts() == 2
+
+
+def test_settings_for_another_number_of_ranks_are_refused_before_anything_is_stopped(scene: Scene) -> None:
+    program, *words = hanging(scene)
+    scene.run([program, words[0], "+entry=main_ppo", "trainer.n_gpus_per_node=1", *words[1:]])
+    scene.output_has(1, "hanging")
+    done = scene.script("--state-dir", str(scene.state), "--set", "trainer.n_gpus_per_node=2", "--reason", "it hangs")
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert "saved by 1 rank" in done.stderr
+    assert done.stdout.strip().endswith("no checkpoint fits what is to be changed; nothing was done")
+    assert alive(scene.started()["pid"])
+    same = scene.script("--state-dir", str(scene.state), "--set", "trainer.n_gpus_per_node=1", "--reason", "it hangs")
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert scene.started(2)["from"] == 10

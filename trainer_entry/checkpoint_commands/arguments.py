@@ -9,7 +9,8 @@ from trainer_entry.checkpoint_commands import listing, verifying
 from trainer_entry.checkpoints.depths import NAMES
 
 CODES = """\
-Exit codes: 0 done, 2 unusable command line, 4 no checkpoint may be restored, or this one may not, 6 it cannot be read.
+Exit codes: 0 done, 2 unusable command line, 4 no checkpoint may be restored, or this one may not, 6 it cannot be read,
+9 a setting cannot be changed so.
 """
 
 Group = argparse._SubParsersAction
@@ -53,6 +54,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Group[
     _add_depth(choose, "content")
     _add_world_size(choose)
     add_limits(choose)
+    choose.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting that the start will have; it may be for another number of ranks",
+    )
+    choose.add_argument(
+        "--forget-changes", action="store_true", help="the start will have nothing of what earlier rungs have changed"
+    )
     choose.set_defaults(act=verifying.choose_checkpoint)
     return group
 
