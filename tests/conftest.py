@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import settings
@@ -9,6 +10,9 @@ from hypothesis import settings
 # A loaded machine is no reason for an example to fail.
 settings.register_profile("verl-sentinel", deadline=None)
 settings.load_profile("verl-sentinel")
+
+# Tables are as wide as this says, and pytest's workers set it.
+os.environ.pop("COLUMNS", None)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that. The programs under test honour it, as
 # they should, so without this the tests of Ctrl-C would depend on how somebody started pytest.

@@ -18,6 +18,9 @@ from exporter.recovery.facts import Candidate, RunFacts
 RESUME_MODE: Final = "trainer.resume_mode"
 RESUME_PATH: Final = "trainer.resume_from_path"
 
+OF_EVERY_ROLLBACK: Final = frozenset({"attempt", "first_step", "skip_steps", RESUME_MODE, RESUME_PATH})
+"""Names of differences that are not of a rung."""
+
 MOST_CANDIDATES: Final = 40
 """Checkpoints that are kept with a plan: those before and after the target are told first."""
 OLDER_KEPT: Final = 4

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from exporter.protocol import Changes, Rung
 from exporter.recovery.adjusting import healthy_attempts, new_config
 from exporter.recovery.assessment import Assessment
-from exporter.recovery.changes import Difference, changed_settings, left_out, other_version, skipped
+from exporter.recovery.changes import OF_EVERY_ROLLBACK, Difference, changed_settings, left_out, other_version, skipped
 from exporter.recovery.facts import AttemptFacts, Candidate, RunFacts
 from exporter.recovery.policy import RecoveryPolicy
-from exporter.recovery.record import ConsideredRung
+from exporter.recovery.record import ConsideredRung, Recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ def choose(
     policy: RecoveryPolicy,
     *,
     why_above: str = "",
-    repeated: Rung | None = None,
+    repeated: Recovery | None = None,
 ) -> Choice:
     """The first rung at or behind ``above`` in the ladder that has something to do.
 
-    ``why_above`` says what became of those before it; ``repeated`` is one whose changes are in force, and are to be
-    kept. The assessment has a target.
+    ``why_above`` says what became of those before it; ``repeated`` is a recovery whose rung may be tried once more. The
+    assessment has a target.
     """
     considered: list[ConsideredRung] = []
     for index, rung in enumerate(ladder):
         if index < above:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=why_above))
             continue
-        step = look_at(rung, facts, assessment, policy, repeated=rung == repeated)
+        step = look_at(rung, facts, assessment, policy, repeated=repeated)
         if step.changes is None:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=step.reason))
         elif policy.acts_on(tuple(ladder)) and policy.mode_of(rung) == "observe":
@@ -78,7 +78,7 @@ def choose(
 
 
 def look_at(
-    rung: Rung, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy, *, repeated: bool = False
+    rung: Rung, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy, *, repeated: Recovery | None = None
 ) -> Step:
     """What a rung would do now. Each keeps what earlier ones have changed."""
     target = assessment.target
@@ -87,16 +87,24 @@ def look_at(
     base = in_force(facts)
     if rung == "checkpoint":
         step = Step(f"back to the checkpoint of step {target.step}", base)
-    elif repeated:
-        # Asked anew it would change more (half the rate once more), or nothing: the version is the wanted one by now.
-        step = Step(f"once more with what was changed: attempt {facts.attempt} did not live to show it", base)
     elif rung == "config":
         step = _config(facts, target, policy, base)
     elif rung == "version":
         step = _version(facts, policy, base)
     else:
         step = _infra(facts, policy, base)
+    if step.changes is None and repeated is not None and repeated.rung == rung:
+        step = _once_more(repeated, base) or step
     return _skipping(step, facts, assessment, target, policy)
+
+
+def _once_more(died: Recovery, base: Changes) -> Step | None:
+    """What the rung had changed for an attempt that died: by now it is in force, so that there is nothing to change,
+    and yet it has not been tried. None where it is not in force: an attempt that a person started has none of it."""
+    if replace(died.protocol_changes, skip_steps=0) != base:
+        return None
+    kept = tuple(it for it in died.changes if it.name not in OF_EVERY_ROLLBACK)
+    return Step(f"once more what recovery {died.id} had changed: its attempt did not live to show it", base, kept)
 
 
 def in_force(facts: RunFacts) -> Changes:

@@ -326,7 +326,9 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
     stages = (gathered.result(), found.result(), *(it for it in recovery.stages if it.stage == "history"))
     # The one rung that it is on, at the place where it stands.
     only = replace(policy, ladder=(recovery.rung,), triggers=tuple(replace(t, ladder=None) for t in policy.triggers))
-    plan = plan_for(None, gathered, found, Standing(0), facts, only, stages, climbing=True)
+    # What was to be tried once more is still in force, and would have nothing to do.
+    again = recovery if replace(recovery.protocol_changes, skip_steps=0) == in_force(facts) else None
+    plan = plan_for(None, gathered, found, Standing(0, repeated=again), facts, only, stages, climbing=True)
     if plan.ends:
         plan = with_fields(plan, without_target=True, ends=False)
     made = replace(with_plan(recovery, plan), mode=recovery.mode)

@@ -6,6 +6,7 @@ clock, so it comes out the same after a restart.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ from exporter.service.recent import RecentSteps
 from exporter.service.sequences import Sequences
 from exporter.service.tiers import Care
 
+HEARSAY_SECONDS = 5.0
+"""Five heartbeats: so long an open phase ages without its sender, for detectors; then it may have ended unseen."""
 SUPERVISED_SECONDS = 30.0
 """A supervisor that was heard within this time tells how the trainer ended; nobody else's word is taken for it."""
 
@@ -328,14 +331,17 @@ class RunState:
             in_flight=min(MAX_INTEGER, sum(of_this)) if self.running else 0,
         )
 
-    def open_phases(self, now: float) -> dict[str, float]:
-        """Phases that are open, with their age in seconds at ``now``; of several senders the oldest counts."""
+    def open_phases(self, now: float, most: float = math.inf) -> dict[str, float]:
+        """Phases that are open, with their age in seconds at ``now``; of several senders the oldest counts.
+
+        ``most``: seconds by which an age grows after the sender has told it last.
+        """
         ages: dict[str, float] = {}
         for sender in self.senders.values():
             if sender.phase is None or sender.attempt != self.attempt:
                 continue
             for phase in sender.phase.open:
-                age = phase.seconds + max(0.0, now - sender.phase_at)
+                age = phase.seconds + min(most, max(0.0, now - sender.phase_at))
                 ages[phase.name] = max(age, ages.get(phase.name, 0.0))
         return dict(sorted(ages.items(), key=lambda item: -item[1])[:MAX_OPEN_PHASES])
 
@@ -378,7 +384,8 @@ class RunState:
             steps_this_attempt=self.steps_this_attempt,
             running=self.running,
             last_push=self.last_push or self.first_seen,
-            open_phases=self.open_phases(now),
+            # A sender tells its phases every second. A clock that was set makes hours of a second.
+            open_phases=self.open_phases(now, most=HEARSAY_SECONDS),
             rollouts_succeeded=self.rollouts_succeeded,
             rollouts_failed=self.rollouts_failed,
             exit_code=self.exit_code,

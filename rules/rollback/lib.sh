@@ -65,7 +65,8 @@ own_options=() from=()
 state_dir="" reason="" dry_run=no save_first=no
 request_id="hand-$(date +%s)-$$"
 limits=() start=() changes=() given=() target=""
-done_so_far="nothing was done"
+nothing_done="nothing was done"
+done_so_far=$nothing_done
 
 takes_values() {
     local name
@@ -141,19 +142,22 @@ parse_arguments() {
 # Sets target. Where nothing may be restored, the trainer is stopped all the same: it trains on what is spoilt.
 choose_target() {
     local code=0 change settings=()
-    # With other settings the start may be one of another number of ranks, for which another checkpoint is right, or none.
+    # With these the start may be one of another number of ranks, for which another checkpoint is right, or none.
     for change in ${changes[@]+"${changes[@]}"}; do
-        [[ $change != --set=* && $change != --forget-changes ]] || settings+=("$change")
+        case $change in
+            --set=trainer.nnodes=* | --set=trainer.n_gpus_per_node=* | --forget-changes) settings+=("$change") ;;
+        esac
     done
     target=$(tool checkpoints choose "${run[@]}" ${limits[@]+"${limits[@]}"} ${settings[@]+"${settings[@]}"}) || code=$?
-    if ((code == 4)) && [[ $save_first == yes && $dry_run == no ]]; then
+    if ((code == 4 && ${#settings[@]})) &&
+        tool checkpoints choose "${run[@]}" ${limits[@]+"${limits[@]}"} >/dev/null 2>&1; then
+        say "no checkpoint fits what is to be changed; $done_so_far"
+        [[ $done_so_far == "$nothing_done" ]] && exit 9
+        exit 6
+    elif ((code == 4)) && [[ $save_first == yes && $dry_run == no ]]; then
         say "there is no checkpoint yet; the clean end is to save one"
         target=""
         return 0
-    elif ((code == 4 && ${#settings[@]})) &&
-        tool checkpoints choose "${run[@]}" ${limits[@]+"${limits[@]}"} >/dev/null 2>&1; then
-        say "no checkpoint fits what is to be changed; $done_so_far"
-        exit 9
     elif ((code == 4)); then
         say "there is no checkpoint to go back to"
         if [[ $dry_run == no ]]; then
@@ -197,7 +201,8 @@ stop_trainer() {
         say "it did not end cleanly, so nothing was saved; going back further, as the limits say"
     elif ((code != 0)); then
         say "the trainer was not stopped (code $code)"
-        ((code == 8)) && exit 8
+        # A killed program is no refusal: whoever runs this script may run it once more.
+        ((code == 8 || code > 128)) && exit "$code"
         exit 5
     fi
     done_so_far="the trainer is stopped, and was not started"
@@ -220,6 +225,15 @@ start_trainer() {
         code=0
         resume_from_target || code=$?
     fi
+    local wait
+    for wait in 4 8 16; do
+        ((code == 6)) || break
+        # A disk that is full for a while, or a mount that is away: seconds, and a run that stands still all night.
+        say "that did not start either; once more in $wait s"
+        sleep "$wait"
+        code=0
+        resume_from_target || code=$?
+    done
     if ((code == 9)); then
         say "what is to be changed could be changed before the stop, and cannot any more"
         code=6

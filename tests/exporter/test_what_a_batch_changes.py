@@ -137,6 +137,19 @@ def test_open_phases_age_by_the_exporters_clock_between_heartbeats(scene: Scene)
     assert scene.run().state.view(scene.now).step == 3
 
 
+def test_a_clock_that_is_set_by_hours_makes_no_phase_hang(scene: Scene) -> None:
+    for _ in range(6):
+        scene.push(phase=PhaseReport(step=3, open=[OpenPhase(name="gen", seconds=2.0)]))
+        scene.now += 1
+        scene.tick()
+    scene.now += 30 * 3600
+    # What the sender pushes first need not say anything of its phases.
+    scene.push(steps=[Step(step=3, metrics={"actor/grad_norm": 1.0})])
+    scene.tick()
+    assert scene.run().state.view(scene.now).open_phases["gen"] < 10.0
+    assert not scene.incidents()
+
+
 def test_closed_phases_teach_the_live_detectors(scene: Scene) -> None:
     scene.push(phase=PhaseReport(step=3, closed=[ClosedPhase(name="gen", seconds=2.0)]))
     assert scene.run().detectors.live[0].closed == [("gen", 2.0, 3)]

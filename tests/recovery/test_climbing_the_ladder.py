@@ -10,6 +10,7 @@ import pytest
 from ladder_scene import BAD, GOOD, LOST, LR, failure, next_attempt, prove, relapse, with_every_rung
 from recovery_scene import RUN, Scene, checkpoint, incident
 
+from exporter.protocol import Excluded
 from exporter.recovery.engine import WrongStage
 from exporter.recovery.facts import OpenIncident, StableConfig
 from exporter.recovery.policy import Trigger
@@ -511,29 +512,86 @@ def test_success_on_a_higher_rung_takes_the_failures_before_it_back(ladder: Call
     assert (state.failed, state.outcomes) == (False, {"failed": 1, "succeeded": 1})
 
 
-HALF = ConfigRung(source="adjust", adjust={LR: Adjustment(multiply=0.5)})
-
-
-@pytest.mark.parametrize("rung", ["config", "version", "infra"])
-def test_a_rung_whose_attempt_died_is_tried_once_more_with_what_it_had_changed_and_no_more(
-    ladder: Callable[..., Scene], rung: str
-) -> None:
-    scene = ladder(ladder=("checkpoint", rung), config=HALF, cooldown_seconds=60.0)
+def died_on(scene: Scene, rung: str) -> tuple[Recovery, OpenIncident]:
+    """A recovery on that rung whose attempt died, and the finding that it did."""
     relapse(scene, scene.fail_with(failure()))
     tried = newest(scene)
     assert tried.rung == rung
     scene.exit_attempt(next_attempt(scene, tried), 1)
     assert scene.recovery(tried.id).failed_by == "died"
     scene.now += 61
-    crash = incident("trainer_exited", "process", 41, attempt=scene.facts.attempt, id="crash")
+    return tried, incident("trainer_exited", "process", 41, attempt=scene.facts.attempt, id="crash")
+
+
+def own(recovery: Recovery) -> set[tuple[str, object]]:
+    """What the rung itself makes different."""
+    return {(it.name, it.new) for it in recovery.changes if it.name in ("verl_version", "left_out", LR)} | {
+        (it.name, it.new) for it in recovery.changes if "node-b" in it.name
+    }
+
+
+@pytest.mark.parametrize("rung", ["version", "infra"])
+def test_a_rung_whose_attempt_died_is_tried_once_more_though_it_is_in_force(
+    ladder: Callable[..., Scene], rung: str
+) -> None:
+    scene = ladder(ladder=("checkpoint", rung), cooldown_seconds=60.0)
+    tried, crash = died_on(scene, rung)
     scene.facts = replace(scene.facts, incidents=(crash,), running=False)
     assert scene.alert(crash, starts_at="b").outcome == "planned"
     again = newest(scene)
     assert (again.rung, again.protocol_changes) == (rung, tried.protocol_changes)
+    assert own(again) == own(tried) != set(), "a person sees it, and it has to be proved again"
     assert "once more" in reasons(again)[rung]
     scene.exit_attempt(next_attempt(scene, again), 1)
     assert scene.recovery(again.id).climbed_to == ""
     assert scene.engine.state_of(RUN).failed
+
+
+def test_what_a_fresh_look_finds_goes_before_trying_the_same_once_more(ladder: Callable[..., Scene]) -> None:
+    scene = ladder(ladder=("checkpoint", "infra"), cooldown_seconds=60.0)
+    _, crash = died_on(scene, "infra")
+    other = Excluded(node="node-b", gpu="GPU-2", reason="the GPU is lost")
+    scene.facts = replace(scene.facts, incidents=(crash,), running=False, nodes_at_fault=(other, LOST))
+    assert scene.alert(crash, starts_at="b").outcome == "planned"
+    assert newest(scene).protocol_changes.exclude == [LOST, other]
+
+
+def test_an_attempt_that_a_person_started_without_the_change_is_no_try_of_the_rung(
+    ladder: Callable[..., Scene],
+) -> None:
+    scene = ladder(ladder=("checkpoint", "version"), cooldown_seconds=60.0)
+    relapse(scene, scene.fail_with(failure()))
+    tried = newest(scene)
+    assert scene.engine.pending_command(RUN, scene.now) is not None
+    number = scene.facts.attempt + 1
+    scene.facts = replace(scene.facts, incidents=())
+    scene.start_attempt(number, 20)
+    scene.exit_attempt(number, 1)
+    assert scene.recovery(tried.id).failed_by == "died"
+    scene.now += 61
+    crash = incident("trainer_exited", "process", 21, attempt=number, id="crash")
+    scene.facts = replace(scene.facts, incidents=(crash,), running=False)
+    assert scene.alert(crash, starts_at="b").outcome == "planned"
+    assert newest(scene).protocol_changes.verl_version == "0.8.0"
+    assert "once more" not in reasons(newest(scene))["version"]
+
+
+def test_trying_once_more_that_waits_for_approval_stays_so_when_an_earlier_onset_is_found(
+    ladder: Callable[..., Scene],
+) -> None:
+    scene = ladder(ladder=("checkpoint", "version"), cooldown_seconds=60.0)
+    tried, crash = died_on(scene, "version")
+    scene.policy = msgspec.structs.replace(scene.policy, modes={"version": "approve"})
+    scene.restart()
+    scene.facts = replace(scene.facts, incidents=(crash,), running=False)
+    assert scene.alert(crash, starts_at="b").outcome == "planned"
+    found = failure(scene.facts.attempt, onset=30)
+    scene.facts = replace(scene.facts, incidents=(crash, found))
+    scene.engine.on_incident(found, scene.facts, scene.now)
+    scene.tick()
+    again = newest(scene)
+    assert (again.stage, again.action, again.planned_target_step) == ("awaiting_approval", "rollback", 20)
+    assert again.protocol_changes == tried.protocol_changes
 
 
 def test_a_rung_that_was_not_carried_out_is_looked_at_afresh(ladder: Callable[..., Scene]) -> None:

@@ -146,4 +146,8 @@ class ScriptRun:
                     self._say(line)
         code = self._process.wait()
         self._timer.cancel()
+        if code != 0:
+            # What a killed program had begun, pip for one, would go on beside the next run of the script.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._ended(ScriptEnded(self.command_id, code, tuple(lines), self._cut_short))
