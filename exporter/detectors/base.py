@@ -113,7 +113,7 @@ class LiveView:
     last_push: float
     """When any sender of the trainer (not the supervisor) was last heard."""
     open_phases: Mapping[str, float] = field(default_factory=dict)
-    """Phase name to its age in seconds at ``now``; ages grow by the exporter's clock between heartbeats."""
+    """Phase name to its age in seconds at ``now``, which grows by the exporter's clock for five heartbeats at most."""
     rollouts_succeeded: int = 0
     rollouts_failed: int = 0
     """Requests over all senders and attempts; monotonic."""

@@ -16,7 +16,8 @@ import time
 from typing import Literal
 
 Condition = Literal["open", "cut", "silent", "slow"]
-SLOW_SECONDS = 0.7
+SLOW_SECONDS = 0.3
+"""Of each piece, there and back: less together than the second that a scrape may take in this suite."""
 _POLL_SECONDS = 0.1
 _RESET = struct.pack("ii", 1, 0)
 

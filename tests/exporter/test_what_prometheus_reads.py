@@ -150,7 +150,7 @@ def test_a_situation_is_one_series_under_the_name_of_its_first_finding_until_the
     scene = stalling
     scene.step(1, grad=50.0)
     assert situations_shown(scene) == [("scripted_step/grad_norm", "warning")]
-    scene.push(phase=PhaseReport(step=2, open=[OpenPhase(name="gen", seconds=2.0)]))
+    scene.push(phase=PhaseReport(step=2, open=[OpenPhase(name="gen", seconds=58.0)]))
     scene.tick(1.0, times=60)
     assert len(samples(scene, "verl_incident_open")) == 2
     assert situations_shown(scene) == [("scripted_step/grad_norm", "critical")]
