@@ -22,6 +22,7 @@ SHORT = (
     "two supervisor and exporter at starting",
     "network supervisor-exporter silent at stopping",
     "disk of state full at commanded",
+    "disk of checkpoints full at commanded",
     "webhook twenty times at commanded",
     "clock +10 h at verifying",
     "again nan then crash",
