@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exitcodes.RUN_HELD
     except (ChangeError, CannotChange, VersionError) as error:
         say(str(error))
+        if isinstance(error, VersionError) and error.signal:
+            return 128 + error.signal  # as a shell says it; a rollback script is run once more for it
         return exitcodes.RUN_NOT_STARTED if parsed.act is command.run else exitcodes.CANNOT_CHANGE
     except (OverrideError, SettingsError, PolicyError) as error:
         say(str(error))

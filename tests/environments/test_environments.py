@@ -206,3 +206,20 @@ def test_the_command_line_lists_complete_and_half_built_ones(built: tuple[Path, 
     assert "does not exist; build it with" in missing.stderr
     (directory / "verl-77.9.0").rmdir()
     assert environment.python in cli(["list", "--environments-dir", str(directory)]).stdout
+
+
+def test_a_program_that_was_killed_is_told_from_one_that_found_a_fault(tmp_path: Path) -> None:
+    """The kernel short of memory ends pip, or what loads a checkpoint: a rollback script is run once more for that."""
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killed.chmod(0o755)
+    words = ["environments", "register", "77.1.0", str(killed), "--environments-dir", str(tmp_path / "environments")]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_entry.cli", *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "killed by signal 9" in done.stderr) == (137, True), done.stderr
+    killed.write_text("#!/bin/sh\nexit 3\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_entry.cli", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 9, done.stderr

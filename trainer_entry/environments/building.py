@@ -224,7 +224,7 @@ def _record(place: Path, made: Environment) -> None:
 def _run(words: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
     environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV", "VERL_SENTINEL_URL")}
     try:
-        return subprocess.run(
+        done = subprocess.run(
             words,
             capture_output=True,
             text=True,
@@ -238,6 +238,9 @@ def _run(words: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
         raise VersionError(f"{words[0]} was not done within {seconds:g} s.") from error
     except OSError as error:
         raise VersionError(f"{words[0]} cannot be run: {error.strerror}.") from error
+    if done.returncode < 0:
+        raise VersionError(f"{' '.join(words[:4])} was killed by signal {-done.returncode}.", -done.returncode)
+    return done
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:

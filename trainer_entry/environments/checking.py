@@ -107,6 +107,8 @@ def _ask(words: list[str], environ: Mapping[str, str], seconds: float, what: str
         raise VersionError(f"{subject} did not answer within {seconds:g} s.") from error
     except OSError as error:
         raise VersionError(f"{words[0]} cannot be run: {error.strerror}.") from error
+    if done.returncode < 0:
+        raise VersionError(f"{subject} was killed by signal {-done.returncode}.", -done.returncode)
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise VersionError(f"{subject} failed: {lines[-1][:500] if lines else f'code {done.returncode}'}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer_entry.environments.building import build, register
 from trainer_entry.environments.checking import check, trainer_module
-from trainer_entry.environments.places import VersionError, environments, find
+from trainer_entry.environments.places import environments, find
 from trainer_entry.supervisor import exitcodes, offline
 from trainer_entry.supervisor.keeping import environments_of
 from trainer_entry.supervisor.output import say
@@ -108,10 +108,6 @@ def _check(parsed: argparse.Namespace) -> int:
     if not module:
         run = offline.recorded_run(StateDir(parsed.state_dir)) if parsed.state_dir else None
         module = trainer_module(run.argv if run else [])
-    try:
-        check(made, trainer_module=module, checkpoint=parsed.checkpoint, environ=os.environ, say=say)
-    except VersionError as error:
-        say(str(error))
-        return exitcodes.CANNOT_CHANGE
+    check(made, trainer_module=module, checkpoint=parsed.checkpoint, environ=os.environ, say=say)
     print(made.python)
     return exitcodes.OK

@@ -21,7 +21,14 @@ FORMAT = 1
 
 
 class VersionError(Exception):
-    """An environment cannot be used or built; the message is a sentence that says why and what to do."""
+    """An environment cannot be used or built; the message is a sentence that says why and what to do.
+
+    ``signal`` ended the program that was asked, if not 0: of the environment nothing is known; try again.
+    """
+
+    def __init__(self, sentence: str, signal: int = 0) -> None:
+        super().__init__(sentence)
+        self.signal = signal
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
