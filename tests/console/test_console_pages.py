@@ -119,7 +119,8 @@ def test_a_list_takes_any_address(visitor: Visitor, query: str) -> None:
 def test_the_list_says_what_each_run_needs(visitor: Visitor, console: ExporterProcess) -> None:
     def listed() -> Page | None:
         page = visitor.get("/console/?sort=run")
-        return page if "state-failed" in page.text else None
+        # Both come with the next look at the runs, a second after what was pushed.
+        return page if "state-failed" in page.text and "CUDA out of memory" in page.text else None
 
     page = wait_for(listed, console)
     rows = {unescape(re.findall(r'class="id" href="[^"]*">([^<]*)<', row)[0]): row for row in rows_of(page)}
