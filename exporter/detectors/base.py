@@ -98,6 +98,11 @@ class GpuView:
     lost: bool = False
 
 
+FRESH_SECONDS = 5.0
+"""Senders not heard for this long, five heartbeats: the open phases are hearsay. An exporter that was paused, or whose
+clock was set, would otherwise take that for the trainer's; the next heartbeat tells the phase's true age."""
+
+
 @dataclass(frozen=True, slots=True)
 class LiveView:
     """One run between steps, at the moment ``now`` (Unix seconds of the exporter's clock)."""
@@ -113,7 +118,7 @@ class LiveView:
     last_push: float
     """When any sender of the trainer (not the supervisor) was last heard."""
     open_phases: Mapping[str, float] = field(default_factory=dict)
-    """Phase name to its age in seconds at ``now``, which grows by the exporter's clock for five heartbeats at most."""
+    """Phase name to its age in seconds at ``now``, growing unheard for at most :data:`FRESH_SECONDS`."""
     rollouts_succeeded: int = 0
     rollouts_failed: int = 0
     """Requests over all senders and attempts; monotonic."""

@@ -25,15 +25,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exporter.detectors.base import LiveView, Severity, Verdict
+from exporter.detectors.base import FRESH_SECONDS, LiveView, Severity, Verdict
 from exporter.detectors.options import at_least, more_than
 
 WARNING_SHARE = 0.5
 WARM_STEPS = 2
 """Steps at the start of an attempt that have a history of their own."""
-FRESH_SECONDS = 5.0
-"""Senders not heard for this long, five heartbeats: the open phases are hearsay. An exporter that was paused would
-otherwise take its own absence for the trainer's; the next heartbeat tells the phase's true age."""
 MOST_PHASES = 100
 """Phase names come from outside; more than verl has are not remembered."""
 IDLE = "idle"

@@ -34,8 +34,6 @@ class Standing:
     """The newest recovery of the episode; None where this failure begins one."""
     came_back: bool = False
     """The previous one had succeeded, and the same failure is back."""
-    repeated: Recovery | None = None
-    """One whose rung may be tried once more, since its attempt died, which says little against what it had changed."""
 
     @property
     def episode(self) -> str:
@@ -73,9 +71,7 @@ def standing(
         return Standing(len(ladder), why, previous)
     again = previous.failed_by not in DISPROVED and tries(previous, history) < policy.tries_per_rung
     why = f"recovery {previous.id} failed on the {previous.rung} rung"
-    died = again and previous.action == "rollback" and facts.attempt == previous.new_attempt
-    above = next_rung(previous, history, ladder, again=again)
-    return Standing(above, why, previous, repeated=previous if died else None)
+    return Standing(next_rung(previous, history, ladder, again=again), why, previous)
 
 
 def next_rung(previous: Recovery, history: Sequence[Recovery], ladder: Sequence[Rung], *, again: bool = False) -> int:

@@ -51,19 +51,20 @@ def choose(
     policy: RecoveryPolicy,
     *,
     why_above: str = "",
-    repeated: Recovery | None = None,
+    previous: Recovery | None = None,
 ) -> Choice:
     """The first rung at or behind ``above`` in the ladder that has something to do.
 
-    ``why_above`` says what became of those before it; ``repeated`` is a recovery whose rung may be tried once more. The
-    assessment has a target.
+    ``why_above`` says what became of those before it, the newest of which is ``previous``. The assessment has a target.
     """
     considered: list[ConsideredRung] = []
     for index, rung in enumerate(ladder):
         if index < above:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=why_above))
             continue
-        step = look_at(rung, facts, assessment, policy, repeated=repeated)
+        step = look_at(rung, facts, assessment, policy)
+        if step.changes is None and previous is not None and previous.rung == rung:
+            step = _once_more(previous, facts, assessment, policy) or step
         if step.changes is None:
             considered.append(ConsideredRung(rung=rung, taken=False, reason=step.reason))
         elif policy.acts_on(tuple(ladder)) and policy.mode_of(rung) == "observe":
@@ -77,9 +78,7 @@ def choose(
     return Choice(tuple(considered))
 
 
-def look_at(
-    rung: Rung, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy, *, repeated: Recovery | None = None
-) -> Step:
+def look_at(rung: Rung, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy) -> Step:
     """What a rung would do now. Each keeps what earlier ones have changed."""
     target = assessment.target
     if target is None:
@@ -93,18 +92,18 @@ def look_at(
         step = _version(facts, policy, base)
     else:
         step = _infra(facts, policy, base)
-    if step.changes is None and repeated is not None and repeated.rung == rung:
-        step = _once_more(repeated, base) or step
     return _skipping(step, facts, assessment, target, policy)
 
 
-def _once_more(died: Recovery, base: Changes) -> Step | None:
+def _once_more(previous: Recovery, facts: RunFacts, assessment: Assessment, policy: RecoveryPolicy) -> Step | None:
     """What the rung had changed for an attempt that died: by now it is in force, so that there is nothing to change,
-    and yet it has not been tried. None where it is not in force: an attempt that a person started has none of it."""
-    if replace(died.protocol_changes, skip_steps=0) != base:
+    and yet it was not tried. None where it is not in force: an attempt that a person started has none of it."""
+    target, base = assessment.target, in_force(facts)
+    if target is None or previous.action != "rollback" or replace(previous.protocol_changes, skip_steps=0) != base:
         return None
-    kept = tuple(it for it in died.changes if it.name not in OF_EVERY_ROLLBACK)
-    return Step(f"once more what recovery {died.id} had changed: its attempt did not live to show it", base, kept)
+    kept = tuple(it for it in previous.changes if it.name not in OF_EVERY_ROLLBACK)
+    step = Step(f"once more what recovery {previous.id} had changed: its attempt did not live to show it", base, kept)
+    return _skipping(step, facts, assessment, target, policy)
 
 
 def in_force(facts: RunFacts) -> Changes:

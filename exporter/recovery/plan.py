@@ -189,7 +189,7 @@ def plan_for(
         )
         end = ConsideredRung(rung="person", taken=True, reason="no verified checkpoint from before the onset is known")
         return made.stop(reason, Choice((end,)), without_target=True)
-    choice = choose(ladder, stand.above, facts, found, policy, why_above=stand.why, repeated=stand.repeated)
+    choice = choose(ladder, stand.above, facts, found, policy, why_above=stand.why, previous=stand.previous)
     if choice.rung is None:
         return made.end(choice)
     return made.rollback(choice, found.target)
@@ -326,9 +326,7 @@ def made_anew(recovery: Recovery, facts: RunFacts, policy: RecoveryPolicy) -> Re
     stages = (gathered.result(), found.result(), *(it for it in recovery.stages if it.stage == "history"))
     # The one rung that it is on, at the place where it stands.
     only = replace(policy, ladder=(recovery.rung,), triggers=tuple(replace(t, ladder=None) for t in policy.triggers))
-    # What was to be tried once more is still in force, and would have nothing to do.
-    again = recovery if replace(recovery.protocol_changes, skip_steps=0) == in_force(facts) else None
-    plan = plan_for(None, gathered, found, Standing(0, repeated=again), facts, only, stages, climbing=True)
+    plan = plan_for(None, gathered, found, Standing(0, previous=recovery), facts, only, stages, climbing=True)
     if plan.ends:
         plan = with_fields(plan, without_target=True, ends=False)
     made = replace(with_plan(recovery, plan), mode=recovery.mode)

@@ -76,6 +76,8 @@ class RecorderHealth:
     """Entries that could not be read then: their effect is kept, they are missing from exports."""
     lost_runs: int = 0
     """Runs that were not in memory then, and whose snapshot could not be read."""
+    faults: int = 0
+    """Answers that could not be given, by a fault of ours."""
 
     def committed(self, entries: int, snapshots: int, seconds: float) -> None:
         self.entries += entries
@@ -266,6 +268,7 @@ class ThreadedRecorder:
                         item[1](item[0], Recorded(next(place), error))
                 except Exception:
                     # A fault of ours with one must not leave the others of the group without an answer.
+                    self._health.faults += 1
                     log.exception("What was written could not be answered")
 
         self._call_soon(answer)

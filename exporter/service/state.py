@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from exporter.detectors.base import GpuView, LiveView
+from exporter.detectors.base import FRESH_SECONDS, GpuView, LiveView
 from exporter.detectors.setup import RunSetup
 from exporter.protocol import (
     AttemptExited,
@@ -39,8 +39,6 @@ from exporter.service.recent import RecentSteps
 from exporter.service.sequences import Sequences
 from exporter.service.tiers import Care
 
-HEARSAY_SECONDS = 5.0
-"""Five heartbeats: so long an open phase ages without its sender, for detectors; then it may have ended unseen."""
 SUPERVISED_SECONDS = 30.0
 """A supervisor that was heard within this time tells how the trainer ended; nobody else's word is taken for it."""
 
@@ -384,8 +382,7 @@ class RunState:
             steps_this_attempt=self.steps_this_attempt,
             running=self.running,
             last_push=self.last_push or self.first_seen,
-            # A sender tells its phases every second. A clock that was set makes hours of a second.
-            open_phases=self.open_phases(now, most=HEARSAY_SECONDS),
+            open_phases=self.open_phases(now, most=FRESH_SECONDS),
             rollouts_succeeded=self.rollouts_succeeded,
             rollouts_failed=self.rollouts_failed,
             exit_code=self.exit_code,

@@ -14,7 +14,7 @@ from tests.chaos import versions
 from tests.chaos.moments import OF_ANOTHER_VERSION, STAGES, Moment
 from tests.chaos.play import ANY_END, NOT_RECOVERED, RECOVERED, Act, Scenario
 from tests.chaos.verdict import End
-from tests.chaos.world import ALWAYS, DISKS, LINKS, Victim, World
+from tests.chaos.world import ALWAYS, DISKS, LINKS, RECOVERY, Victim, World
 from trainer_entry.environments.places import RECORD_NAME
 
 SERVICES: tuple[Victim, ...] = ("supervisor", "exporter", "prometheus", "alertmanager")
@@ -25,6 +25,13 @@ APPROVE = {"mode": "approve"}
 RATE = "actor_rollout_ref.actor.optim.lr"
 CLIMBS: Mapping[str, Any] = {"config": {"source": "adjust", "adjust": {RATE: {"multiply": 0.01}}}}
 """A ladder whose second rung has something to do; with a fault ``rate`` the first does not hold."""
+
+ANOTHER_VERSION: Mapping[str, Any] = {
+    "ladder": ["checkpoint", "version"],
+    "version": {"source": "pinned", "version": versions.GOOD},
+    "deadlines": {**RECOVERY["deadlines"], "prepare_seconds": 120.0},
+}
+"""With a fault ``version`` the first rung does not hold, and on the second an environment is built."""
 
 
 def catalogue() -> list[Scenario]:
@@ -108,7 +115,7 @@ def _versions() -> Iterator[Scenario]:
 
 def _on_another_version(name: str, what: str, acts: tuple[Act, ...]) -> Scenario:
     words = {"chaos.ruin_after": "2"}
-    return Scenario(name, what, acts, "version", RECOVERED, recovery=versions.LADDER, words=words, after=_of_one_piece)
+    return Scenario(name, what, acts, "version", RECOVERED, recovery=ANOTHER_VERSION, words=words, after=_of_one_piece)
 
 
 def _network() -> Iterator[Scenario]:

@@ -16,8 +16,10 @@ import time
 from typing import Literal
 
 Condition = Literal["open", "cut", "silent", "slow"]
-SLOW_SECONDS = 0.3
-"""Of each piece, there and back: less together than the second that a scrape may take in this suite."""
+SLOW_SECONDS = 0.7
+"""How late each piece is, there and back."""
+SLOW_SCRAPE_SECONDS = 0.3
+"""Of the wire of the scrapes: a request and the pieces of its answer have the second that this suite's scrapes have."""
 _POLL_SECONDS = 0.1
 _RESET = struct.pack("ii", 1, 0)
 
@@ -135,7 +137,7 @@ class Link:
                 if not piece:
                     return
                 if self._condition == "slow":
-                    time.sleep(SLOW_SECONDS)
+                    time.sleep(SLOW_SCRAPE_SECONDS if self.name == "prometheus-exporter" else SLOW_SECONDS)
                 self._wait_while_silent()
                 other[one].sendall(piece)
 

@@ -8,23 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 GOOD = "0.9.0"
 """The version on which the fault ``version`` does not show."""
-LADDER: Mapping[str, Any] = {
-    "ladder": ["checkpoint", "version"],
-    "version": {"source": "pinned", "version": GOOD},
-    "deadlines": {
-        "command_seconds": 30.0,
-        "prepare_seconds": 120.0,
-        "stop_seconds": 45.0,
-        "start_seconds": 45.0,
-        "step_seconds": 40.0,
-    },
-}
 _FILES = {
     "verl/__init__.py": f'''
 """A stand-in for verl."""

@@ -78,6 +78,7 @@ def test_a_fault_in_one_answer_leaves_no_other_of_the_group_without_one(tmp_path
     recorder.start(journal, lambda call: call())
     recorder.close()
     assert answered == [1, 2, 3]
+    assert recorder.health.faults == 1
     journal.close()
 
 

@@ -260,3 +260,51 @@ def test_settings_for_another_number_of_ranks_are_refused_before_anything_is_sto
     same = scene.script("--state-dir", str(scene.state), "--set", "trainer.n_gpus_per_node=1", "--reason", "it hangs")
     assert same.returncode == 0, same.stdout + same.stderr
     assert scene.started(2)["from"] == 10
+
+
+def stand_in(scene: Scene, cases: str) -> None:
+    """Stand-ins for the commands that a script runs, by what they are called with; each call is a line of ``calls``."""
+    tool = scene.folder / "python"
+    tool.write_text(f'#!/bin/sh\ncd {scene.folder}\necho "$*" >> calls\ncase "$*" in\n{cases}\nesac\n')
+    tool.chmod(0o755)
+    patient = scene.folder / "bin" / "sleep"
+    patient.parent.mkdir()
+    patient.write_text(f'#!/bin/sh\necho "sleep $*" >> {scene.folder}/calls\n')
+    patient.chmod(0o755)
+    scene.state.mkdir()
+    scene.environ["VERL_SENTINEL_PYTHON"] = str(tool)
+    scene.environ["PATH"] = f"{patient.parent}:{scene.environ.get('PATH', os.defpath)}"
+
+
+def called(scene: Scene) -> list[str]:
+    """The commands in their order: a word of each."""
+    lines = (scene.folder / "calls").read_text().splitlines()
+    words = ("choose", " stop ", " resume ", "sleep")
+    return [next((word.strip() for word in words if word in line), line) for line in lines]
+
+
+@pytest.mark.parametrize(("failures", "code", "waits"), [(3, 0, 2), (9, 6, 3)])
+def test_a_start_that_fails_for_a_while_is_tried_again_and_not_for_ever(
+    scene: Scene, failures: int, code: int, waits: int
+) -> None:
+    """A disk that is full for some seconds: what is to be written down with a start cannot be."""
+    fails = f"[ $(grep -c ' resume ' calls) -gt {failures} ] || exit 6"
+    stand_in(scene, f'    *" choose "*) echo /c/global_step_5 ;;\n    *" resume "*) {fails} ;;')
+    done = scene.script("--state-dir", str(scene.state))
+    assert done.returncode == code, done.stdout + done.stderr
+    again = ["sleep", "resume"]
+    assert called(scene) == ["choose", "stop", "resume", "choose", "resume", *again * waits]
+
+
+def test_a_stop_that_was_killed_is_not_told_as_one_that_failed(scene: Scene) -> None:
+    stand_in(scene, '    *" choose "*) echo /c/global_step_5 ;;\n    *" stop "*) kill -KILL $$ ;;')
+    assert scene.script("--state-dir", str(scene.state)).returncode == 137
+
+
+def test_other_ranks_are_refused_before_the_stop_also_where_it_is_to_save_first(scene: Scene) -> None:
+    fits = '    *" choose "*--set=trainer.nnodes=*) exit 4 ;;\n    *" choose "*) echo /c/global_step_5 ;;'
+    stand_in(scene, fits)
+    done = scene.script("--state-dir", str(scene.state), "--save-first", "--set", "trainer.nnodes=2")
+    assert (done.returncode, called(scene)) == (9, ["choose", "choose"]), done.stdout + done.stderr
+    other = scene.script("--state-dir", str(scene.state), "--set", "data.seed=2")
+    assert other.returncode == 0, other.stdout + other.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supervised_run import REPOSITORY, Scene
+from supervised_run import REPOSITORY, Scene, alive, until
 
 from trainer_entry.supervisor.script import ScriptEnded
 
@@ -47,6 +47,19 @@ def test_it_is_run_once_more_and_the_rollback_is_whole(watched: Scene, dies: str
     assert watched.started(2)["from"] == 10
     assert watched.attempts() == 2
     assert (watched.folder / "runs").read_text().count("run") == 2
+
+
+def test_what_a_killed_program_had_begun_is_ended_before_the_next_run(watched: Scene) -> None:
+    """Such as the pip of a build: it would write into the environment that the next run builds."""
+    left = watched.folder / "left"
+    begun = f'sleep 600 </dev/null >/dev/null 2>&1 &\necho $! > "{left}"'
+    scripts = script_that_dies(watched.folder, 1, begun, WHAT_IT_RUNS)
+    watched.run(hanging(watched), "--rollback-scripts", str(scripts))
+    watched.output_has(1, "hanging")
+    watched.command("c1", reason="hang", not_after_step=12)
+    assert watched.exporter is not None
+    assert watched.exporter.final("c1").state == "succeeded"
+    until(lambda: not alive(int(left.read_text())), "what was left to be gone")
 
 
 def test_a_script_that_is_killed_again_has_failed(watched: Scene) -> None:

@@ -9,8 +9,7 @@ from trainer_entry.checkpoint_commands import listing, verifying
 from trainer_entry.checkpoints.depths import NAMES
 
 CODES = """\
-Exit codes: 0 done, 2 unusable command line, 4 no checkpoint may be restored, or this one may not, 6 it cannot be read,
-9 a setting cannot be changed so.
+Exit codes: 0 done, 2 unusable command line, 4 no checkpoint may be restored, or this one may not, 6 it cannot be read.
 """
 
 Group = argparse._SubParsersAction
@@ -49,7 +48,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Group[
     verify.add_argument("--seconds", type=_positive, metavar="S", help="how long loading may take (default: by size)")
     verify.set_defaults(act=verifying.verify_checkpoints)
 
-    choose = group.add_parser("choose", help="print the newest checkpoint that may be restored", epilog=CODES)
+    choose = group.add_parser(
+        "choose",
+        help="print the newest checkpoint that may be restored",
+        epilog=f"{CODES.rstrip()[:-1]}, 9 a setting cannot be changed so.\n",
+    )
     add_run(choose)
     _add_depth(choose, "content")
     _add_world_size(choose)

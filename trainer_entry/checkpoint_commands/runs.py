@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
-from trainer_entry.changes import changes_of
+from exporter.protocol import Scalar
 from trainer_entry.checkpoints.world_size import asked_world_size
 from trainer_entry.supervisor import offline
 from trainer_entry.supervisor.command import state_of
@@ -27,16 +28,17 @@ def record_of(parsed: argparse.Namespace) -> RunRecord | None:
         return None
 
 
-def ranks_of(parsed: argparse.Namespace) -> int | None:
+def ranks_of(
+    parsed: argparse.Namespace, settings: Mapping[str, Scalar] | None = None, *, forget: bool = False
+) -> int | None:
     """Ranks that would resume: as asked, or as the run's own words and changes say; None where nothing says it.
 
-    Raises ChangeError where a command takes settings that are to be changed too, and one of them cannot be.
+    ``settings`` are changed besides; with ``forget`` the run's changes do not count.
     """
-    asked = changes_of(getattr(parsed, "settings", ())).settings
     if parsed.world_size is not None:
         return int(parsed.world_size)
     run = record_of(parsed)
     if run is None:
         return None
-    kept = {} if getattr(parsed, "forget_changes", False) else run.changes.settings
-    return asked_world_size(run.argv, {**kept, **asked})
+    kept = {} if forget else run.changes.settings
+    return asked_world_size(run.argv, {**kept, **(settings or {})})

@@ -8,6 +8,7 @@ import os
 import sys
 
 from trainer_entry import checkpoints
+from trainer_entry.changes import changes_of
 from trainer_entry.checkpoint_commands.runs import ranks_of, root_of
 from trainer_entry.checkpoint_commands.telling import tell
 from trainer_entry.checkpoints import Verification
@@ -50,6 +51,7 @@ def verify_checkpoints(parsed: argparse.Namespace) -> int:
 def choose_checkpoint(parsed: argparse.Namespace) -> int:
     """Print the path of the chosen checkpoint on standard output, and what was refused on standard error."""
     root = root_of(parsed)
+    ranks = ranks_of(parsed, changes_of(parsed.settings).settings, forget=parsed.forget_changes)
     limits = [step for step in (parsed.target_step, parsed.not_after_step) if step is not None]
     total = sum(size_on_disk(path) for _, path in checkpoints.step_directories(root)[:1])
     with shown_progress("verifying", total) as progress:
@@ -57,7 +59,7 @@ def choose_checkpoint(parsed: argparse.Namespace) -> int:
             root,
             min(limits) if limits else None,
             depth=NAMES[parsed.depth],
-            world_size=ranks_of(parsed),
+            world_size=ranks,
             progress=progress,
         )
     for result in [*choice.refused, *([choice.chosen] if choice.chosen else [])]:

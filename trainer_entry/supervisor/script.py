@@ -30,7 +30,6 @@ SCRIPTS_VARIABLE = "VERL_SENTINEL_ROLLBACK_SCRIPTS"
 """Where the shipped scripts lie, for an edited copy of one that lies elsewhere and sources ``lib.sh``."""
 _MAX_LINES = 50
 _MAX_LINE = 2000
-_LAST_SIGNAL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,8 @@ class ScriptEnded:
         It comes from the kernel, short of memory, or from a person who meant another process. Of a program a shell
         says it by a code of 128 and the signal's number.
         """
-        if self.cut_short:
-            return 0
-        return -self.code if self.code < 0 else self.code - 128 if 128 < self.code <= 128 + _LAST_SIGNAL else 0
+        number = -self.code if self.code < 0 else self.code - 128
+        return number if 0 < number <= signal.SIGRTMAX and not self.cut_short else 0
 
     @property
     def last_line(self) -> str:
@@ -146,8 +144,9 @@ class ScriptRun:
                     self._say(line)
         code = self._process.wait()
         self._timer.cancel()
-        if code != 0:
+        ended = ScriptEnded(self.command_id, code, tuple(lines), self._cut_short)
+        if ended.signal:
             # What a killed program had begun, pip for one, would go on beside the next run of the script.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._ended(ScriptEnded(self.command_id, code, tuple(lines), self._cut_short))
+        self._ended(ended)

@@ -67,7 +67,7 @@ def put_health(page: Page, health: Health, audit: Mapping[str, int], *, runs: in
     page.summary(f.PUSH_DURATION, ingest.answered, ingest.seconds)
     page.put(f.JOURNAL_ERROR, int(bool(core.journal_error or core.mending)))
     page.put(f.JOURNAL_UNREADABLE, core.unreadable_entries)
-    page.put(f.FAULTS, core.faults)
+    page.put(f.FAULTS, core.faults + core.recorder.health.faults)
     for name, timed in core.detector_times.by_name.items():
         page.summary(f.DETECTOR_DURATION, timed.count, timed.seconds, name)
     _journal(page, core.recorder.health)
